@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "policy/everything.h"
+#include "policy/wrapper.h"
+
+namespace ebb {
+
+// Keeps what the user's function keeps. All facts of the candidate are filled in, the operation too.
+//
+// Threads, errors: as Policy. The function is called from any thread, never from two at once; what it throws reaches
+// the forward pass.
+class Callback final : public Wrapper {
+ public:
+  using Function = std::function<Decision(const Candidate&)>;
+
+  Callback(Function function, std::shared_ptr<Policy> inner);
+  [[nodiscard]] Decision decide(const Candidate& candidate) override;
+  [[nodiscard]] bool needs_operation() const override { return true; }
+
+ private:
+  const Function function_;
+};
+
+// Throws std::invalid_argument if `function` is empty or `inner` is null.
+[[nodiscard]] std::shared_ptr<Policy> callback(Callback::Function function,
+                                               std::shared_ptr<Policy> inner = offload_everything());
+
+}  // namespace ebb

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "policy/everything.h"
+#include "policy/wrapper.h"
+
+namespace ebb {
+
+// The smallest storage worth a copy. Measured on an H200 over PCIe gen5 x16: a copy costs 8.4 us whatever its size up
+// to 256 KiB, and 1 MiB is the smallest measured size that reaches 51 of the link's 55 GB/s. Little is lost by keeping
+// the rest: in a Llama-3-8B layer the saves below 1 MiB are 10 MB of 13 GB.
+inline constexpr std::uint64_t kDefaultMinimumBytes = 1 << 20;
+
+// Keeps storages smaller than `bytes`.
+class MinimumSize final : public Wrapper {
+ public:
+  MinimumSize(std::uint64_t bytes, std::shared_ptr<Policy> inner);
+  [[nodiscard]] Decision decide(const Candidate& candidate) override;
+
+ private:
+  const std::uint64_t bytes_;
+};
+
+// Throws std::invalid_argument if `inner` is null.
+[[nodiscard]] std::shared_ptr<Policy> minimum_size(std::uint64_t bytes = kDefaultMinimumBytes,
+                                                   std::shared_ptr<Policy> inner = offload_everything());
+
+}  // namespace ebb

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace ebb {
+
+// The facts about one storage that autograd saves, at the moment of its first save.
+struct Candidate {
+  std::uint64_t bytes = 0;     // of the whole storage, which is what would be moved
+  std::uint64_t ordinal = 0;   // how many storages this step has saved before it
+  std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none;
+                               // filled in only for policies whose needs_operation() is true
+};
+
+enum class Decision : std::uint8_t {
+  kKeep,     // stays in device memory
+  kOffload,  // leaves for the tier, if the tier has room
+};
+
+// Decides what becomes of a storage. Policies compose by wrapping: each has one reason to keep a storage and asks
+// the policy inside it about the rest.
+//
+// Threads: an Offloader calls its policy from any thread, but never from two at once.
+class Policy {
+ public:
+  virtual ~Policy() = default;
+
+  // A new step begins: the ordinals start again at 0. Wrappers pass it on.
+  virtual void begin_step() = 0;
+
+  // Must be quick: it runs inside the forward pass, once for each storage. What it throws reaches the forward pass.
+  [[nodiscard]] virtual Decision decide(const Candidate& candidate) = 0;
+
+  // Whether `Candidate::operation` must be filled in (it costs a string for each save).
+  [[nodiscard]] virtual bool needs_operation() const = 0;
+};
+
+}  // namespace ebb

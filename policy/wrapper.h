@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include "policy/policy.h"
+
+namespace ebb {
+
+// What every policy that wraps another has in common: the policy inside it, which hears of each new step.
+class Wrapper : public Policy {
+ public:
+  void begin_step() override { inner_->begin_step(); }
+  [[nodiscard]] bool needs_operation() const override { return inner_->needs_operation(); }
+
+ protected:
+  // `name` is the factory's, for the std::invalid_argument thrown when `inner` is null.
+  Wrapper(const char* name, std::shared_ptr<Policy> inner);
+
+  [[nodiscard]] Policy& inner() { return *inner_; }
+
+ private:
+  const std::shared_ptr<Policy> inner_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,55 @@
+#include "policy/minimum_size.h"
+
+#include <catch2/catch.hpp>
+
+#include "policy/biggest_fraction.h"
+#include "policy/operation.h"
+#include "test/policy/recording_policy.h"
+
+namespace ebb {
+namespace {
+
+TEST_CASE("a storage of just the minimum size is offloaded, one byte less is kept") {
+  const auto policy = minimum_size(1000);
+  policy->begin_step();
+  CHECK(policy->decide(of_size(999)) == Decision::kKeep);
+  CHECK(policy->decide(of_size(1000)) == Decision::kOffload);
+}
+
+TEST_CASE("the minimum size is 1 MiB unless said otherwise") {
+  const auto policy = minimum_size();
+  policy->begin_step();
+  CHECK(policy->decide(of_size((1 << 20) - 1)) == Decision::kKeep);
+  CHECK(policy->decide(of_size(1 << 20)) == Decision::kOffload);
+}
+
+TEST_CASE("a storage that is too small is not shown to the inner policy") {
+  const auto inner = std::make_shared<RecordingPolicy>();
+  const auto policy = minimum_size(10, inner);
+  policy->begin_step();
+  for (const std::uint64_t bytes : {5, 10, 9, 11}) {
+    (void)policy->decide(of_size(bytes));
+  }
+  CHECK(inner->asked == std::vector<std::uint64_t>{10, 11});
+}
+
+TEST_CASE("wrapped policies each keep what they have a reason to keep") {
+  const auto policy = minimum_size(10, except_operations({"SiluBackward0"}, biggest_fraction(0.5)));
+  const auto step = [&] {
+    policy->begin_step();
+    std::vector<Decision> decisions;
+    for (const std::uint64_t bytes : {5, 100, 20, 30, 40, 50}) {
+      Candidate candidate = of_size(bytes);
+      candidate.operation = bytes == 100 ? "SiluBackward0" : "MmBackward0";
+      decisions.push_back(policy->decide(candidate));
+    }
+    return decisions;
+  };
+  const auto keep = Decision::kKeep;
+  const auto offload = Decision::kOffload;
+  CHECK(step() == std::vector<Decision>{keep, keep, offload, offload, offload, offload});
+  CHECK(step() == std::vector<Decision>{keep, keep, keep, keep, offload, offload});
+}
+
+}  // namespace
+}  // namespace ebb

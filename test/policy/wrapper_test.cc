@@ -1,0 +1,72 @@
+#include <functional>
+#include <stdexcept>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+#include "policy/biggest_fraction.h"
+#include "policy/callback.h"
+#include "policy/minimum_size.h"
+#include "policy/operation.h"
+#include "test/policy/recording_policy.h"
+
+namespace ebb {
+namespace {
+
+struct Factory {
+  std::string name;
+  bool needs_operation;
+  std::function<std::shared_ptr<Policy>(std::shared_ptr<Policy>)> make;
+};
+
+// Each of these passes the first storage of a step, of 0 bytes and made by no operation, on to the inner policy.
+Factory any_factory() {
+  return GENERATE(
+      Factory{"minimum_size", false, [](auto inner) { return minimum_size(0, inner); }},
+      Factory{"biggest_fraction", false, [](auto inner) { return biggest_fraction(1, inner); }},
+      Factory{"only_operations", true, [](auto inner) { return only_operations({""}, inner); }},
+      Factory{"except_operations", true, [](auto inner) { return except_operations({"AddBackward0"}, inner); }},
+      Factory{"callback", true,
+              [](auto inner) { return callback([](const Candidate&) { return Decision::kOffload; }, inner); }});
+}
+
+TEST_CASE("every wrapper passes new steps on to the policy inside it") {
+  const Factory factory = any_factory();
+  CAPTURE(factory.name);
+  const auto inner = std::make_shared<RecordingPolicy>();
+  const auto policy = factory.make(inner);
+  policy->begin_step();
+  policy->begin_step();
+  CHECK(inner->steps == 2);
+}
+
+TEST_CASE("no wrapper offloads what the policy inside it keeps") {
+  const Factory factory = any_factory();
+  CAPTURE(factory.name);
+  const auto inner = std::make_shared<RecordingPolicy>();
+  const auto policy = factory.make(inner);
+  policy->begin_step();
+  CHECK(policy->decide(of_size(0)) == Decision::kOffload);
+  inner->answer = Decision::kKeep;
+  CHECK(policy->decide(of_size(0)) == Decision::kKeep);
+  CHECK(inner->asked.size() == 2);
+}
+
+TEST_CASE("a wrapper needs the operation if it looks at it or the policy inside it does") {
+  const Factory factory = any_factory();
+  CAPTURE(factory.name);
+  const auto inner = std::make_shared<RecordingPolicy>();
+  const auto policy = factory.make(inner);
+  CHECK(policy->needs_operation() == factory.needs_operation);
+  inner->needs = true;
+  CHECK(policy->needs_operation());
+}
+
+TEST_CASE("a null inner policy is refused by the factory's name") {
+  const Factory factory = any_factory();
+  CHECK_THROWS_AS(factory.make(nullptr), std::invalid_argument);
+  CHECK_THROWS_WITH(factory.make(nullptr), Catch::StartsWith(factory.name + ": "));
+}
+
+}  // namespace
+}  // namespace ebb
