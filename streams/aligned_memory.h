@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace ebb {
+
+// A page: the unit of direct I/O here. Offsets and sizes in the spill file are multiples of it, and memory that
+// starts on one suits every file system. Equals BlockPool::kAlignment (asserted in disk_tier.cc).
+inline constexpr std::size_t kPageBytes = 4096;
+
+[[nodiscard]] constexpr std::size_t round_up_to_page(std::size_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+[[nodiscard]] inline bool is_aligned(const void* pointer, std::size_t alignment) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0;
+}
+
+struct AlignedMemoryDeleter {
+  void operator()(std::byte* memory) const noexcept;
+};
+
+using AlignedMemory = std::unique_ptr<std::byte[], AlignedMemoryDeleter>;
+
+// Uninitialised memory that starts on a page and covers whole pages. Throws std::bad_alloc.
+[[nodiscard]] AlignedMemory allocate_pages(std::size_t bytes);
+
+}  // namespace ebb

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/ticket.h"
+
+namespace ebb {
+
+// Events of one device, made once and used again: creating one costs more than recording it. Always made by
+// std::make_shared: tickets keep their pool alive.
+//
+// Note [Events are never destroyed]
+// A pool may die after the CUDA runtime has (a global Offloader at process exit), where destroying an event is an
+// error. A pool holds as many events as were ever in flight at once, so what leaks is small and happens once.
+//
+// Threads: every member may be called from any thread.
+class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
+ public:
+  enum class Timing : bool { kOff, kOn };
+
+  CudaEventPool(c10::Device device, Timing timing) : device_(device), timing_(timing) {}
+
+  // The point after all work given to `stream` so far. `stream` must be of this pool's device.
+  [[nodiscard]] Ticket record(c10::cuda::CUDAStream stream);
+
+ private:
+  friend class CudaEvent;
+  cudaEvent_t take();
+  void give_back(cudaEvent_t event) noexcept;
+
+  const c10::Device device_;
+  const Timing timing_;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> free_;  // LOCK: mutex_
+};
+
+// A ticket on the GPU: an event that was recorded when the ticket was made, so that no wait can meet an event that was
+// never recorded (a silent no-op), and that nobody can record again.
+class CudaEvent final : public Completion {
+ public:
+  CudaEvent(std::shared_ptr<CudaEventPool> pool, c10::cuda::CUDAStream stream);
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  [[nodiscard]] bool done() const override;
+  void synchronize() const override;
+
+  // All later work of `stream`, which may be of any device, waits for this point. The host does not block.
+  void block(c10::cuda::CUDAStream stream) const;
+
+  // Milliseconds from `earlier` to this point. Both must be done and from pools with Timing::kOn.
+  [[nodiscard]] float ms_since(const CudaEvent& earlier) const;
+
+ private:
+  const std::shared_ptr<CudaEventPool> pool_;
+  const cudaEvent_t event_;
+};
+
+}  // namespace ebb

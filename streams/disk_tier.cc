@@ -1,0 +1,103 @@
+#include "streams/disk_tier.h"
+
+#include <chrono>
+#include <utility>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "streams/aligned_memory.h"
+
+namespace ebb {
+
+static_assert(BlockPool::kAlignment % kPageBytes == 0, "direct I/O needs blocks that start on a page");
+
+namespace {
+
+void delete_data_ptr(void* context) { delete static_cast<c10::DataPtr*>(context); }
+
+void require_cpu(c10::Stream stream) {
+  TORCH_CHECK(stream.device_type() == c10::kCPU, "the disk tier serves the CPU, not ", stream);
+}
+
+}  // namespace
+
+DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine)
+    : DiskTier(std::make_unique<SpillFile>(folder), capacity_bytes, engine) {}
+
+DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine)
+    : file_(file.get()),
+      pool_(std::make_shared<BlockPool>(std::move(file), capacity_bytes)),
+      out_(IoQueue::make(engine, *file_, "ebb-out")),
+      in_(IoQueue::make(engine, *file_, "ebb-in")) {}
+
+c10::Device DiskTier::device() const { return {c10::kCPU}; }
+
+c10::Stream DiskTier::current_stream() const { return c10::Stream(c10::Stream::DEFAULT, device()); }
+
+Ticket DiskTier::record(c10::Stream stream) {
+  require_cpu(stream);
+  return nullptr;
+}
+
+void DiskTier::wait(c10::Stream stream, const Ticket& ticket) {
+  require_cpu(stream);
+  if (ticket == nullptr) {
+    return;
+  }
+  if (ticket->done()) {
+    ticket->synchronize();  // not to wait, but to throw what it failed with
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  ticket->synchronize();
+  const std::chrono::nanoseconds stalled = std::chrono::steady_clock::now() - start;
+  ++stalls_;
+  stalled_ns_ += stalled.count();
+}
+
+c10::DataPtr DiskTier::allocate(std::size_t bytes) {
+  auto whole = std::make_unique<c10::DataPtr>();
+  try {
+    *whole = c10::GetCPUAllocator()->allocate(round_up_to_page(bytes) + kPageBytes);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {  // what c10's own allocator throws
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
+                     " bytes of memory to copy back to: ", error.what_without_backtrace());
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
+  auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
+  return {start, whole.release(), &delete_data_ptr, device()};
+}
+
+std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
+
+Ticket DiskTier::copy_out(const Block& to, const void* from, std::span<const Ticket> after) {
+  return out_->submit({
+      .kind = IoKind::kWrite,
+      .file_offset = to.address(),
+      .memory = const_cast<void*>(from),  // a write only reads it
+      .bytes = to.size(),
+      .after = {after.begin(), after.end()},
+  });
+}
+
+Ticket DiskTier::copy_in(void* to, const Block& from, std::span<const Ticket> after) {
+  return in_->submit({
+      .kind = IoKind::kRead,
+      .file_offset = from.address(),
+      .memory = to,
+      .bytes = from.size(),
+      .after = {after.begin(), after.end()},
+  });
+}
+
+PoolStats DiskTier::pool_stats() const { return pool_->stats(); }
+
+StallStats DiskTier::stall_stats() const {
+  constexpr double kMsPerNs = 1e-6;
+  return {.count = stalls_.load(), .total_ms = static_cast<double>(stalled_ns_.load()) * kMsPerNs};
+}
+
+}  // namespace ebb

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <system_error>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "streams/block.h"
+#include "streams/block_pool.h"
+#include "streams/io_queue.h"
+#include "streams/spill_file.h"
+#include "streams/tier.h"
+
+namespace ebb {
+
+// Tensors in RAM, bytes in an unlinked spill file: the tier of a machine without a GPU. Two I/O queues are its lanes,
+// so that a read never queues behind writes.
+//
+// On the CPU the calling thread is the compute stream: what it was given is done when the call that gave it returns, so
+// record() has nothing to wait for, and wait() blocks the calling thread.
+//
+// Errors: those of IoQueue and SpillFile (std::system_error for what the system refuses).
+//
+// The destructor finishes the copies in flight. Blocks may outlive the tier: they keep the file open.
+class DiskTier final : public Tier {
+ public:
+  // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has.
+  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine);
+
+  [[nodiscard]] c10::Device device() const override;
+  [[nodiscard]] c10::Stream current_stream() const override;
+  [[nodiscard]] Ticket record(c10::Stream stream) override;
+  void wait(c10::Stream stream, const Ticket& ticket) override;
+
+  // From c10's CPU allocator, whichever is installed. Aligned to a page and padded to whole pages, so that copies in
+  // need no bounce buffer; one page more than that is allocated.
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
+
+  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
+
+  // A failed `after` ticket fails the copy, with the same error.
+  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
+  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
+
+  [[nodiscard]] PoolStats pool_stats() const override;
+  [[nodiscard]] StallStats stall_stats() const override;
+
+  // Why the system last refused to extend the spill file: a full disk, a quota, a file size limit. No error (false)
+  // when it gave what it was asked for last: then it is the capacity that leaves try_acquire empty-handed.
+  [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
+
+ private:
+  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine);
+
+  const SpillFile* const file_;  // owned by the pool
+  const std::shared_ptr<BlockPool> pool_;
+  // After the pool: both finish their work before it may close the file.
+  const std::unique_ptr<IoQueue> out_;
+  const std::unique_ptr<IoQueue> in_;
+
+  std::atomic<std::uint64_t> stalls_{0};
+  std::atomic<std::int64_t> stalled_ns_{0};
+};
+
+}  // namespace ebb

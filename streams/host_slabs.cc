@@ -1,0 +1,89 @@
+#include "streams/host_slabs.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/system_memory.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kBytesPerToucher = std::size_t{64} << 20;
+constexpr std::size_t kMaxTouchers = 16;
+
+// The first write to a page makes the kernel find and clear it, which one thread does far below the memory's rate.
+void touch(std::byte* data, std::size_t bytes) {
+  const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::size_t count = std::clamp(bytes / kBytesPerToucher, std::size_t{1}, std::min(cores, kMaxTouchers));
+  const std::size_t share = (bytes / count / kHugePage + 1) * kHugePage;
+  constexpr std::size_t kPage = 4096;
+  const auto touch_share = [&](std::size_t begin) {
+    for (std::size_t at = begin; at < std::min(bytes, begin + share); at += kPage) {
+      data[at] = std::byte{0};
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (std::size_t begin = share; begin < bytes; begin += share) {
+    threads.emplace_back(touch_share, begin);
+  }
+  touch_share(0);
+}
+
+}  // namespace
+
+HostSlabs::~HostSlabs() {
+  if (slabs_.empty()) {
+    return;
+  }
+  bool alive = true;
+  try {
+    const c10::cuda::CUDAGuard device(device_);
+    alive = cudaDeviceSynchronize() == cudaSuccess;
+  } catch (...) {
+    alive = false;
+  }
+  for (const Slab& slab : slabs_) {
+    if (alive && (!pinned_ || cudaHostUnregister(slab.data) == cudaSuccess)) {
+      munmap(slab.mapping, slab.mapping_bytes);
+    }
+  }
+  static_cast<void>(cudaGetLastError());
+}
+
+std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
+  const SystemMemory memory = read_system_memory();
+  if (memory.available_bytes < bytes + memory.total_bytes / 16) {
+    return std::nullopt;
+  }
+  // One huge page more than asked for: room to align the start, and a gap behind the end.
+  const std::size_t mapping_bytes = bytes + 2 * kHugePage;
+  void* const mapping =
+      mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) {
+    return std::nullopt;
+  }
+  const auto start = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
+  auto* const data = reinterpret_cast<std::byte*>(start);
+  static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: refused, the pages are small and copies as fast
+  slabs_.reserve(slabs_.size() + 1);
+  touch(data, bytes);
+  if (pinned_) {
+    const c10::cuda::CUDAGuard device(device_);
+    if (cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      munmap(mapping, mapping_bytes);
+      return std::nullopt;
+    }
+  }
+  slabs_.push_back({mapping, mapping_bytes, data});
+  return Range{static_cast<std::uint64_t>(start), bytes};
+}
+
+}  // namespace ebb

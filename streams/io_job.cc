@@ -1,0 +1,53 @@
+#include "streams/io_job.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ebb {
+
+IoJob::IoJob(IoRequest request)
+    : request_(std::move(request)), chunks_left_((request_.bytes + kChunkBytes - 1) / kChunkBytes) {}
+
+bool IoJob::gates_done() const { return std::all_of(request_.after.begin(), request_.after.end(), is_done); }
+
+bool IoJob::pass_gates() noexcept {
+  try {
+    for (const Ticket& ticket : request_.after) {
+      if (ticket != nullptr) {
+        ticket->synchronize();
+      }
+    }
+  } catch (...) {
+    completion_->finish(std::current_exception());
+    return false;
+  }
+  request_.after.clear();
+  return true;
+}
+
+std::optional<IoChunk> IoJob::next_chunk() {
+  if (bytes_handed_out_ == request_.bytes) {
+    return std::nullopt;
+  }
+  const IoChunk chunk{
+      .kind = request_.kind,
+      .file_offset = request_.file_offset + bytes_handed_out_,
+      .memory = static_cast<std::byte*>(request_.memory) + bytes_handed_out_,
+      .bytes = std::min(kChunkBytes, request_.bytes - bytes_handed_out_),
+  };
+  bytes_handed_out_ += chunk.bytes;
+  return chunk;
+}
+
+void IoJob::finish_chunk(std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (error_ == nullptr) {
+    error_ = std::move(error);
+  }
+  --chunks_left_;
+  if (chunks_left_ == 0) {
+    completion_->finish(error_);
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,36 @@
+#include "streams/io_queue.h"
+
+#include <system_error>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "streams/aligned_memory.h"
+#include "streams/thread_io.h"
+#include "streams/uring_io.h"
+
+namespace ebb {
+
+std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
+  const std::error_code refusal = UringIo::refusal();
+  if (engine == IoEngine::kUring && refusal) {
+    throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
+  }
+  if (engine == IoEngine::kThreads || refusal) {
+    return std::make_unique<ThreadIo>(file, thread_name);
+  }
+  return std::make_unique<UringIo>(file, thread_name);
+}
+
+Ticket IoQueue::submit(IoRequest request) {
+  TORCH_CHECK(request.bytes > 0 && request.memory != nullptr, "cannot queue a transfer of ", request.bytes,
+              " bytes of memory at ", request.memory);
+  TORCH_CHECK(request.file_offset % kPageBytes == 0, "cannot queue a transfer at offset ", request.file_offset,
+              " of the spill file: not a multiple of ", kPageBytes, " bytes");
+  auto job = std::make_shared<IoJob>(std::move(request));
+  Ticket ticket = job->ticket();
+  backlog_.push(std::move(job));
+  return ticket;
+}
+
+}  // namespace ebb

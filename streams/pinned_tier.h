@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "streams/block_pool.h"
+#include "streams/cuda_event.h"
+#include "streams/tier.h"
+
+namespace ebb {
+
+// GPU memory to host memory and back, on a side stream for each direction (PCIe is full duplex: copies out of one graph
+// and copies in of another run at once).
+//
+// Threads, errors: as Tier. Holds no lock while it calls CUDA except to keep a stall's two events together.
+class PinnedTier final : public Tier {
+ public:
+  struct Config {
+    c10::Device device{c10::kCUDA, 0};
+    bool pinned = true;      // false: pageable host memory
+    bool overlapped = true;  // false: copies run on the calling thread's current stream
+    std::optional<std::uint64_t> capacity_bytes;
+  };
+
+  explicit PinnedTier(const Config& config);
+
+  [[nodiscard]] c10::Device device() const override { return config_.device; }
+  [[nodiscard]] c10::Stream current_stream() const override;
+  [[nodiscard]] Ticket record(c10::Stream stream) override;
+  void wait(c10::Stream stream, const Ticket& ticket) override;
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
+  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return pool_->try_acquire(bytes); }
+  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
+  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
+  [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
+  [[nodiscard]] StallStats stall_stats() const override;
+
+ private:
+  // The compute stream's time just before and just after a wait; what lies between is the stall.
+  struct Stall {
+    Ticket before;
+    Ticket after;
+  };
+
+  Ticket copy(c10::cuda::CUDAStream lane, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+              std::span<const Ticket> after);
+  void add_up_finished_stalls() const;  // LOCK: stall_mutex_
+
+  const Config config_;
+  const c10::cuda::CUDAStream out_lane_;
+  const c10::cuda::CUDAStream in_lane_;
+  const std::shared_ptr<CudaEventPool> events_;
+  const std::shared_ptr<CudaEventPool> timed_events_;
+  const std::shared_ptr<BlockPool> pool_;
+
+  mutable std::mutex stall_mutex_;
+  mutable std::deque<Stall> open_stalls_;  // LOCK: stall_mutex_
+  mutable StallStats stalls_;              // LOCK: stall_mutex_
+};
+
+}  // namespace ebb

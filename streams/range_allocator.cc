@@ -1,0 +1,88 @@
+#include "streams/range_allocator.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace ebb {
+
+namespace {
+
+void join(std::vector<Ticket>& into, const std::vector<Ticket>& from) {
+  for (const Ticket& ticket : from) {
+    if (ticket != nullptr && std::find(into.begin(), into.end(), ticket) == into.end()) {
+      into.push_back(ticket);
+    }
+  }
+}
+
+}  // namespace
+
+void RangeAllocator::add(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) {
+  if (!gates.empty()) {
+    gated_.emplace(address, Gated{address + bytes, std::move(gates)});
+  }
+  const auto next = ranges_.lower_bound(address);
+  if (next != ranges_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == address) {
+      address = previous->first;
+      bytes += previous->second;
+      erase(previous);
+    }
+  }
+  if (next != ranges_.end() && next->first == address + bytes) {
+    bytes += next->second;
+    erase(next);
+  }
+  insert(address, bytes);
+}
+
+std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
+  const auto fit = by_size_.lower_bound({bytes, 0});
+  if (fit == by_size_.end()) {
+    return std::nullopt;
+  }
+  const auto [whole, address] = *fit;
+  erase(ranges_.find(address));
+  if (whole > bytes) {
+    insert(address + bytes, whole - bytes);
+  }
+  return Range{address, take_gates(address, address + bytes)};
+}
+
+std::vector<Ticket> RangeAllocator::gates() const {
+  std::vector<Ticket> all;
+  for (const auto& [address, gated] : gated_) {
+    join(all, gated.gates);
+  }
+  return all;
+}
+
+void RangeAllocator::insert(std::uint64_t address, std::size_t bytes) {
+  ranges_.emplace(address, bytes);
+  by_size_.emplace(bytes, address);
+  free_bytes_ += bytes;
+}
+
+void RangeAllocator::erase(Ranges::iterator at) {
+  free_bytes_ -= at->second;
+  by_size_.erase({at->second, at->first});
+  ranges_.erase(at);
+}
+
+std::vector<Ticket> RangeAllocator::take_gates(std::uint64_t begin, std::uint64_t end) {
+  std::vector<Ticket> taken;
+  // Ranges are taken from their start, so no gated part begins before `begin` and reaches into the range.
+  auto at = gated_.lower_bound(begin);
+  while (at != gated_.end() && at->first < end) {
+    Gated gated = std::move(at->second);
+    at = gated_.erase(at);
+    join(taken, gated.gates);
+    if (gated.end > end) {
+      gated_.emplace(end, std::move(gated));
+    }
+  }
+  return taken;
+}
+
+}  // namespace ebb

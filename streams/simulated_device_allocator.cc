@@ -1,0 +1,33 @@
+#include "streams/simulated_device_allocator.h"
+
+#include "streams/simulated_stream_guard.h"
+
+namespace ebb {
+
+namespace {
+
+void give_poisoned(void* address) {
+  if (address != nullptr) {
+    SimulatedMemory::poison(address);
+    SimulatedMemory::owner(address).give(address);
+  }
+}
+
+}  // namespace
+
+c10::DataPtr SimulatedDeviceAllocator::allocate(std::size_t bytes) {
+  if (bytes == 0) {
+    return {nullptr, nullptr, &give_poisoned, c10::Device(c10::kCPU)};
+  }
+  void* const address = memory_.take(bytes, SimulatedStreamGuard::current());
+  SimulatedMemory::poison(address);
+  return {address, address, &give_poisoned, c10::Device(c10::kCPU)};
+}
+
+c10::DeleterFnPtr SimulatedDeviceAllocator::raw_deleter() const { return &give_poisoned; }
+
+void SimulatedDeviceAllocator::copy_data(void* to, const void* from, std::size_t bytes) const {
+  default_copy_data(to, from, bytes);
+}
+
+}  // namespace ebb

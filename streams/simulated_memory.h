@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Stream.h>
+
+namespace ebb {
+
+// Device memory on the CPU, for tests. Freed memory is given at once to the next request of its size on its stream,
+// the last freed first, as CUDACachingAllocator does: a copy that came too late then meets another tensor's bytes.
+// Nothing returns to the system before this object ends, so that such a copy touches no memory of anybody else.
+//
+// Threads: every member may be called from any thread.
+class SimulatedMemory {
+ public:
+  struct Bytes {
+    std::uint64_t now = 0;   // handed out
+    std::uint64_t peak = 0;  // the most that was ever handed out
+  };
+
+  SimulatedMemory() = default;
+  SimulatedMemory(const SimulatedMemory&) = delete;
+  SimulatedMemory& operator=(const SimulatedMemory&) = delete;
+
+  // Aligned to 64 bytes. Memory fresh from the system is poisoned; reused memory is as its last owner left it.
+  [[nodiscard]] void* take(std::size_t bytes, c10::StreamId stream);
+
+  // Gives back what `take` of the same object returned.
+  void give(void* address) noexcept;
+
+  // Fills all bytes of what `take` returned with 0xFF, which is NaN in every floating-point type.
+  static void poison(void* address) noexcept;
+
+  // Whose `take` returned this.
+  [[nodiscard]] static SimulatedMemory& owner(void* address);
+
+  [[nodiscard]] Bytes bytes() const;
+
+ private:
+  struct Header;
+  static Header& header(void* address);
+
+  struct Free {
+    void operator()(void* memory) const noexcept;
+  };
+
+  mutable std::mutex mutex_;
+  std::map<std::pair<c10::StreamId, std::size_t>, std::vector<void*>> free_;  // LOCK: mutex_
+  std::vector<std::unique_ptr<void, Free>> all_;                              // LOCK: mutex_
+  Bytes bytes_;                                                               // LOCK: mutex_
+};
+
+}  // namespace ebb

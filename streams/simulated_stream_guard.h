@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/core/Stream.h>
+
+namespace ebb {
+
+// While it lives, this stream is the calling thread's current simulated stream; outside any guard it is stream 0.
+// Guards nest. Neither copied nor moved: it restores the state of the thread and scope where it began.
+class SimulatedStreamGuard {
+ public:
+  explicit SimulatedStreamGuard(c10::StreamId stream);
+  ~SimulatedStreamGuard();
+  SimulatedStreamGuard(const SimulatedStreamGuard&) = delete;
+  SimulatedStreamGuard& operator=(const SimulatedStreamGuard&) = delete;
+
+  [[nodiscard]] static c10::StreamId current();
+
+ private:
+  const c10::StreamId previous_;
+};
+
+}  // namespace ebb

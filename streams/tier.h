@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "streams/block.h"
+#include "streams/ticket.h"
+
+namespace ebb {
+
+struct PoolStats {
+  std::uint64_t now_bytes = 0;       // leased
+  std::uint64_t peak_bytes = 0;      // the most that was ever leased
+  std::uint64_t capacity_bytes = 0;  // held by the pool: pinned, allocated, or reserved in the file
+  std::uint64_t growths = 0;         // how often the pool asked the system for more
+};
+
+struct StallStats {
+  std::uint64_t count = 0;  // waits that held the compute stream up
+  double total_ms = 0;      // for how long, together
+};
+
+// A place where the bytes of a saved storage live while they are away from the device, and the two lanes that
+// take them there and bring them back: the one seam between moving bytes and deciding which. Implementations:
+// PinnedTier (GPU and host memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
+//
+// Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done, and no later copy or
+// compute work waits for it unless told to. All ordering rules are thus visible in the callers' `after` lists and
+// `wait` calls, which are the same for every tier.
+//
+// Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
+//
+// Errors: a failed copy is reported by its ticket's `synchronize`. What cannot even be queued throws c10::Error.
+class Tier {
+ public:
+  virtual ~Tier() = default;
+
+  // The device whose memory this tier relieves.
+  [[nodiscard]] virtual c10::Device device() const = 0;
+
+  // The calling thread's current compute stream on `device()`, asked live.
+  [[nodiscard]] virtual c10::Stream current_stream() const = 0;
+
+  // The point after all work given to `stream` so far.
+  [[nodiscard]] virtual Ticket record(c10::Stream stream) = 0;
+
+  // Makes all later work of `stream` wait for the ticket. On a GPU the host does not block; on the CPU, where the
+  // calling thread is the compute stream, it does. Counted as a stall when it holds the stream up.
+  virtual void wait(c10::Stream stream, const Ticket& ticket) = 0;
+
+  // Uninitialised device memory from the current stream's pool. Throws c10::OutOfMemoryError.
+  [[nodiscard]] virtual c10::DataPtr allocate(std::size_t bytes) = 0;
+
+  // A block of exactly `bytes`, or nothing when the tier's capacity is used up: a decision, not an error.
+  [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
+
+  // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done.
+  virtual Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) = 0;
+  virtual Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) = 0;
+
+  [[nodiscard]] virtual PoolStats pool_stats() const = 0;
+  [[nodiscard]] virtual StallStats stall_stats() const = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,132 @@
+#include "streams/uring_io.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include <c10/util/Exception.h>
+
+namespace ebb {
+
+namespace {
+
+bool worth_a_retry(int result) { return result == -EINTR || result == -EAGAIN || result == -EBUSY; }
+
+}  // namespace
+
+UringIo::Ring::Ring() {
+  const int result = ::io_uring_queue_init(kDepth, &ring_, 0);
+  if (result < 0) {
+    throw std::system_error(-result, std::generic_category(), "cannot make an io_uring");
+  }
+}
+
+UringIo::Ring::~Ring() { ::io_uring_queue_exit(&ring_); }
+
+std::error_code UringIo::refusal() {
+  static const std::error_code refusal = probe();
+  return refusal;
+}
+
+std::error_code UringIo::probe() {
+  try {
+    Ring ring;
+    // A read from no file fails with EBADF where reads are known, with EINVAL where io_uring is older than they are.
+    char byte = 0;
+    ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
+    const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
+    io_uring_cqe* cqe = nullptr;
+    const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
+    if (error != 0) {
+      return {error, std::generic_category()};
+    }
+    return cqe->res == -EBADF ? std::error_code() : std::error_code(-cqe->res, std::generic_category());
+  } catch (const std::system_error& error) {
+    return error.code();
+  }
+}
+
+UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(file.fd()), thread_() {
+  slots_.reserve(kDepth);  // the ring holds pointers to them
+  for (unsigned i = 0; i < kDepth; ++i) {
+    slots_.emplace_back(file);
+  }
+  thread_ = std::jthread([this, thread_name] { work(thread_name); });
+}
+
+UringIo::~UringIo() { backlog_.close(); }
+
+void UringIo::work(const std::string& thread_name) noexcept {
+  ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+  for (start_chunks(); in_flight_ > 0; start_chunks()) {
+    reap();
+  }
+}
+
+// Starts what can be started. Blocks only while nothing is in flight: with chunks in flight it would keep their tickets
+// from being done, and the gate that it waits for may hang on one of them, through another queue. A request that comes
+// while a chunk is in flight is seen when that chunk is done, which spares a second way to wake the thread.
+void UringIo::start_chunks() {
+  while (in_flight_ < kDepth) {
+    if (current_ == nullptr) {
+      current_ = in_flight_ > 0 ? backlog_.try_pop() : backlog_.pop();
+      if (current_ == nullptr) {
+        return;
+      }
+    }
+    if (in_flight_ > 0 && !current_->gates_done()) {
+      return;
+    }
+    const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
+    if (!chunk.has_value()) {
+      current_.reset();
+      continue;
+    }
+    IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
+    slot.start(current_, *chunk);
+    if (slot.busy()) {
+      issue(slot);
+    }
+  }
+}
+
+void UringIo::issue(IoSlot& slot) {
+  io_uring_sqe* const sqe = ::io_uring_get_sqe(ring_.get());  // never null: one entry a slot, submitted at once
+  const auto bytes = static_cast<unsigned>(slot.bytes());
+  if (slot.kind() == IoKind::kRead) {
+    ::io_uring_prep_read(sqe, fd_, slot.data(), bytes, slot.file_offset());
+  } else {
+    ::io_uring_prep_write(sqe, fd_, slot.data(), bytes, slot.file_offset());
+  }
+  ::io_uring_sqe_set_data(sqe, &slot);
+  int submitted = 0;
+  do {
+    submitted = ::io_uring_submit(ring_.get());
+  } while (worth_a_retry(submitted));
+  // Any other refusal means that the ring is broken. Nobody could tell then which memory the kernel still uses, so the
+  // process must end: thrown on this thread, it does.
+  TORCH_INTERNAL_ASSERT(submitted == 1, "io_uring_submit returned ", submitted);
+  ++in_flight_;
+}
+
+// Waits for one chunk, then takes all that are done.
+void UringIo::reap() {
+  io_uring_cqe* cqe = nullptr;
+  int result = 0;
+  do {
+    result = ::io_uring_wait_cqe(ring_.get(), &cqe);
+  } while (worth_a_retry(result));
+  TORCH_INTERNAL_ASSERT(result == 0, "io_uring_wait_cqe returned ", result);
+  for (; result == 0; result = ::io_uring_peek_cqe(ring_.get(), &cqe)) {
+    IoSlot& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
+    slot.advance(cqe->res);
+    ::io_uring_cqe_seen(ring_.get(), cqe);
+    --in_flight_;
+    if (slot.busy()) {
+      issue(slot);
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <liburing.h>
+
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "streams/io_job.h"
+#include "streams/io_queue.h"
+#include "streams/io_slot.h"
+#include "streams/spill_file.h"
+
+namespace ebb {
+
+// An I/O queue of one thread that keeps several chunks in flight by io_uring.
+class UringIo final : public IoQueue {
+ public:
+  // Chunks in flight. Measured with 4 MiB chunks: 8 reach the disk's rate; docs/design.md has the numbers.
+  static constexpr unsigned kDepth = 8;
+
+  // Why this process may not use io_uring (an old kernel, a container that forbids it); no error (false) if it may.
+  // Tried once, at the first call.
+  [[nodiscard]] static std::error_code refusal();
+
+  // Throws std::system_error when io_uring is refused.
+  UringIo(const SpillFile& file, const std::string& thread_name);
+  ~UringIo() override;
+
+ private:
+  class Ring {
+   public:
+    Ring();
+    Ring(const Ring&) = delete;
+    Ring& operator=(const Ring&) = delete;
+    ~Ring();
+    [[nodiscard]] io_uring* get() { return &ring_; }
+
+   private:
+    io_uring ring_{};
+  };
+
+  static std::error_code probe();
+  void work(const std::string& thread_name) noexcept;
+  void start_chunks();
+  void issue(IoSlot& slot);
+  void reap();
+
+  // Only the thread uses these.
+  const int fd_;
+  Ring ring_;
+  std::vector<IoSlot> slots_;
+  std::shared_ptr<IoJob> current_;  // the job whose chunks are being handed out
+  unsigned in_flight_ = 0;
+
+  std::jthread thread_;  // the last member: joined before the others go
+};
+
+}  // namespace ebb

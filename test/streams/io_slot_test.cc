@@ -1,0 +1,73 @@
+#include "streams/io_slot.h"
+
+#include <cerrno>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "streams/aligned_memory.h"
+#include "streams/io_job.h"
+#include "streams/spill_file.h"
+
+namespace ebb {
+namespace {
+
+std::string error_of(const Ticket& ticket) {
+  try {
+    ticket->synchronize();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_CASE("a slot goes on after a short or interrupted transfer and ends at an error") {
+  const SpillFile file("/var/tmp");
+  const AlignedMemory memory = allocate_pages(4 * kPageBytes);
+  auto job = std::make_shared<IoJob>(IoRequest{IoKind::kWrite, 8 * kPageBytes, memory.get(), 4 * kPageBytes, {}});
+  const Ticket ticket = job->ticket();
+  IoSlot slot(file);
+  slot.start(job, *job->next_chunk());
+  CHECK_FALSE(job->next_chunk().has_value());
+  CHECK(slot.bytes() == 4 * kPageBytes);
+
+  slot.advance(kPageBytes);
+  slot.advance(-EINTR);
+  slot.advance(-EAGAIN);
+  REQUIRE(slot.busy());
+  CHECK(slot.data() == memory.get() + kPageBytes);
+  CHECK(slot.bytes() == 3 * kPageBytes);
+  CHECK(slot.file_offset() == 9 * kPageBytes);
+  CHECK_FALSE(ticket->done());
+
+  SECTION("the rest arrives") {
+    slot.advance(3 * kPageBytes);
+    CHECK_FALSE(slot.busy());
+    CHECK(error_of(ticket) == "no error");
+  }
+  SECTION("the disk is full") {
+    slot.advance(-ENOSPC);
+    CHECK_FALSE(slot.busy());
+    CHECK(error_of(ticket) ==
+          "cannot write 12288 bytes at offset 36864 of the spill file in /var/tmp: No space left on device");
+  }
+}
+
+TEST_CASE("a request with several chunks is done with the last of them and reports the first error") {
+  std::vector<std::byte> memory(2 * IoJob::kChunkBytes + 1);
+  IoJob job({IoKind::kRead, 0, memory.data(), memory.size(), {}});
+  REQUIRE(job.next_chunk()->bytes == IoJob::kChunkBytes);
+  REQUIRE(job.next_chunk()->bytes == IoJob::kChunkBytes);
+  REQUIRE(job.next_chunk()->bytes == 1);
+  job.finish_chunk(nullptr);
+  job.finish_chunk(std::make_exception_ptr(std::runtime_error("first")));
+  CHECK_FALSE(job.ticket()->done());
+  job.finish_chunk(std::make_exception_ptr(std::runtime_error("second")));
+  CHECK(error_of(job.ticket()) == "first");
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,30 @@
+#include "test/streams/io_testing.h"
+
+#include <random>
+
+#include <catch2/catch.hpp>
+
+#include "streams/uring_io.h"
+
+namespace ebb {
+
+IoEngine each_engine() {
+  std::vector<IoEngine> engines{IoEngine::kThreads};
+  if (UringIo::refusal()) {
+    WARN("SKIPPED with io_uring: " << UringIo::refusal().message());
+  } else {
+    engines.push_back(IoEngine::kUring);
+  }
+  return GENERATE_COPY(from_range(engines));
+}
+
+std::vector<std::byte> random_bytes(std::size_t count, unsigned seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> bytes(count);
+  for (std::byte& each : bytes) {
+    each = static_cast<std::byte>(random());
+  }
+  return bytes;
+}
+
+}  // namespace ebb

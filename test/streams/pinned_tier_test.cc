@@ -1,0 +1,175 @@
+#include <catch2/catch.hpp>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/pinned_tier.h"
+
+namespace ebb {
+namespace {
+
+const c10::Device kGpu(c10::kCUDA, 0);
+
+PinnedTier::Config config(bool pinned = true, bool overlapped = true) {
+  PinnedTier::Config config;
+  config.device = kGpu;
+  config.pinned = pinned;
+  config.overlapped = overlapped;
+  return config;
+}
+
+at::Tensor random_bytes(std::int64_t bytes) {
+  return at::randint(0, 256, {bytes}, at::TensorOptions().device(kGpu).dtype(at::kByte));
+}
+
+// Work that keeps the current stream busy for some tens of milliseconds.
+void keep_busy() {
+  static const auto* const factor = new at::Tensor(at::eye(4096, at::TensorOptions().device(kGpu)));  // outlives CUDA
+  at::Tensor product = *factor;
+  for (int i = 0; i < 20; ++i) {
+    product = at::mm(product, *factor);
+  }
+}
+
+// Work that keeps the engine for copies out of the device busy for some tens of milliseconds.
+void clog_copies_out() {
+  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
+  static const auto* const from =
+      new at::Tensor(at::zeros({kBytes}, at::TensorOptions().device(kGpu).dtype(at::kByte)));
+  static const auto* const to =
+      new at::Tensor(at::empty({kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)));
+  const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool(false, 0));
+  for (int i = 0; i < 2; ++i) {
+    to->copy_(*from, /*non_blocking=*/true);
+  }
+}
+
+std::vector<Ticket> after(const Ticket& ticket) { return {ticket}; }
+
+}  // namespace
+
+TEST_CASE("bytes come back from host memory as they left", "[gpu][pinned_tier]") {
+  const std::int64_t bytes = GENERATE(1, 511, 4096, 4097, (1 << 20) + 3, 64 << 20);
+  const bool pinned = GENERATE(true, false);
+  const bool overlapped = GENERATE(true, false);
+  PinnedTier tier(config(pinned, overlapped));
+  const at::Tensor source = random_bytes(bytes);
+  at::Tensor target = at::zeros_like(source);
+  const c10::Stream stream = tier.current_stream();
+  std::optional<Block> block = tier.try_acquire(bytes);
+  REQUIRE(block);
+  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
+  const std::vector<Ticket> before_in{out, tier.record(stream)};
+  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, before_in);
+  tier.wait(stream, in);
+  CHECK(target.equal(source));
+}
+
+TEST_CASE("a copy out waits for the kernels before the recorded point", "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  at::Tensor source = at::zeros({1 << 20}, at::TensorOptions().device(kGpu));
+  c10::cuda::device_synchronize();
+  keep_busy();
+  source.fill_(7);
+  std::optional<Block> block = tier.try_acquire(source.nbytes());
+  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(tier.current_stream())));
+  out->synchronize();
+  const auto* const copied = static_cast<const float*>(block->data());
+  CHECK(copied[0] == 7);
+  CHECK(copied[source.numel() - 1] == 7);
+}
+
+TEST_CASE("later kernels wait for a copy in, and the wait is counted as a stall", "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  constexpr std::int64_t kFloats = 64 << 20;
+  at::Tensor target = at::zeros({kFloats}, at::TensorOptions().device(kGpu));
+  std::optional<Block> block = tier.try_acquire(target.nbytes());
+  REQUIRE(block);
+  std::fill_n(static_cast<float*>(block->data()), kFloats, 3.0F);
+  c10::cuda::device_synchronize();
+  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(tier.record(tier.current_stream())));
+  tier.wait(tier.current_stream(), in);
+  const at::Tensor seen = target.clone();
+  CHECK(seen.eq(3).all().item<bool>());
+  CHECK(tier.stall_stats().count == 1);
+  CHECK(tier.stall_stats().total_ms > 0);
+}
+
+TEST_CASE("a copy in waits for the copy out of the same block, however long that is held up", "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  const at::Tensor source = random_bytes(1 << 20);
+  at::Tensor target = at::zeros_like(source);
+  std::optional<Block> block = tier.try_acquire(source.nbytes());
+  std::memset(block->data(), 0, block->size());
+  const c10::Stream stream = tier.current_stream();
+  c10::cuda::device_synchronize();
+  clog_copies_out();
+  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
+  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(out));
+  tier.wait(stream, in);
+  CHECK(target.equal(source));
+}
+
+TEST_CASE("a ticket that is not done leaves no CUDA error behind", "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  keep_busy();
+  const Ticket busy = tier.record(tier.current_stream());
+  CHECK_FALSE(busy->done());
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  busy->synchronize();
+  CHECK(busy->done());
+}
+
+TEST_CASE("host memory is page-locked only if asked, and slabs hold exact sizes", "[gpu][pinned_tier]") {
+  const bool pinned = GENERATE(true, false);
+  PinnedTier tier(config(pinned));
+  constexpr std::size_t kBytes = (std::size_t{33} << 20) + 4096;  // a power of two would make it 64 MiB
+  std::vector<Block> blocks;
+  for (int i = 0; i < 8; ++i) {
+    std::optional<Block> block = tier.try_acquire(kBytes);
+    REQUIRE(block);
+    blocks.push_back(*std::move(block));
+  }
+  cudaPointerAttributes attributes{};
+  REQUIRE(cudaPointerGetAttributes(&attributes, blocks.front().data()) == cudaSuccess);
+  CHECK(attributes.type == (pinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered));
+  CHECK(tier.pool_stats().capacity_bytes <= 9 * kBytes);
+}
+
+TEST_CASE("a tier with a capacity leaves empty-handed who asks for more", "[gpu][pinned_tier]") {
+  PinnedTier::Config bounded = config();
+  bounded.capacity_bytes = 1 << 20;
+  PinnedTier tier(bounded);
+  const std::optional<Block> fits = tier.try_acquire(1 << 20);
+  CHECK(fits);
+  CHECK_FALSE(tier.try_acquire(1));
+}
+
+TEST_CASE("a tier serves its own device whichever is current", "[gpu][multi_gpu][pinned_tier]") {
+  PinnedTier::Config second = config();
+  second.device = c10::Device(c10::kCUDA, 1);
+  PinnedTier tier(second);
+  const c10::cuda::CUDAGuard current(0);
+  const at::Tensor source = random_bytes(1 << 20).to(second.device);
+  std::optional<Block> block = tier.try_acquire(source.nbytes());
+  const c10::Stream stream = tier.current_stream();
+  CHECK(stream.device() == second.device);
+  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
+  c10::DataPtr data = tier.allocate(source.nbytes());
+  CHECK(data.device() == second.device);
+  const std::vector<Ticket> before_in{out, tier.record(stream)};
+  tier.wait(stream, tier.copy_in(data.get(), *block, before_in));
+  c10::cuda::device_synchronize();
+  const Ticket done = tier.record(stream);
+  done->synchronize();
+  CHECK(c10::cuda::current_device() == 0);
+}
+
+}  // namespace ebb
