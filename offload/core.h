@@ -1,0 +1,105 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include <c10/core/Storage.h>
+
+#include "offload/counters.h"
+#include "offload/exclusions.h"
+#include "offload/gauge.h"
+#include "offload/options.h"
+#include "offload/order_book.h"
+#include "offload/saved_storage.h"
+#include "offload/stash.h"
+#include "offload/storage_table.h"
+#include "offload/tape.h"
+#include "offload/timeline.h"
+#include "streams/tier.h"
+
+namespace ebb {
+
+// What an Offloader owns, and what the saves made under its guards keep alive after it. Always made by
+// std::make_shared.
+//
+// Threads: every member may be called from any thread.
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  // `options` must be valid, with device and policy filled in.
+  Core(Options options, std::shared_ptr<Tier> tier);
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
+  [[nodiscard]] std::shared_ptr<Tape> tape_of_this_thread();
+
+  // Why `tensor` must not be moved; nullopt if it may be.
+  [[nodiscard]] std::optional<Kept> never_moved(const at::Tensor& tensor) { return exclusions_.reason(tensor); }
+
+  // Counts a save that passes through. `tensor` need not have a storage.
+  void count_kept(Kept reason, const at::Tensor& tensor);
+
+  // Saves a movable tensor's storage: finds the copy that exists, or asks the policy and starts one.
+  // Throws what the policy throws, and c10::Error for a storage larger than a window that was set.
+  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape);
+
+  // The SavedStorage is being destroyed.
+  void forget(const SavedStorage& saved) { table_.erase(saved.source_identity(), &saved); }
+
+  // `memory`, counted as held on the device until it is freed.
+  [[nodiscard]] c10::DataPtr counted(c10::DataPtr memory, std::size_t bytes);
+
+  [[nodiscard]] const c10::Storage& no_bytes() const { return no_bytes_; }
+  [[nodiscard]] Tier& tier() { return *tier_; }
+  [[nodiscard]] Stash& stash() { return stash_; }
+  [[nodiscard]] Gauge& window() { return window_; }
+  [[nodiscard]] Gauge& on_device() { return on_device_; }
+  [[nodiscard]] Counters& counters() { return counters_; }
+  [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
+  [[nodiscard]] Timeline& timeline() { return timeline_; }
+  [[nodiscard]] std::uint64_t stash_limit() const { return limit(options_.stash_bytes); }
+  [[nodiscard]] std::uint64_t window_limit() const { return limit(options_.window_bytes); }
+
+  [[nodiscard]] Stats stats() const;
+  void reset_stats();
+
+ private:
+  Decision decide(const at::Tensor& tensor, Tape& tape);
+  void place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape);
+  void check_window(std::uint64_t bytes) const;
+  void warn_if_host_memory_is_short();
+  [[nodiscard]] std::uint64_t limit(const std::optional<std::uint64_t>& set) const;
+
+  const Options options_;
+  const std::shared_ptr<Tier> tier_;
+  const c10::Storage no_bytes_;  // stands for the bytes in tensors that only carry sizes and flags
+  const std::shared_ptr<OrderBook> book_ = std::make_shared<OrderBook>();
+
+  Counters counters_;
+  StallStats stalls_at_reset_;  // LOCK: reset_mutex_
+  mutable std::mutex reset_mutex_;
+  Timeline timeline_;
+  Gauge on_device_;
+  Gauge window_;
+  Exclusions exclusions_;
+  StorageTable table_;
+
+  std::mutex policy_mutex_;  // policies are never called from two threads at once
+  const bool policy_needs_operation_;
+
+  std::mutex tapes_mutex_;
+  std::unordered_map<std::thread::id, std::weak_ptr<Tape>> tapes_;  // LOCK: tapes_mutex_
+
+  std::atomic<std::uint64_t> growths_seen_{0};
+  std::atomic<bool> warned_of_host_memory_{false};
+
+  Stash stash_;  // last: it lets go of device memory, which the gauges above count
+};
+
+}  // namespace ebb

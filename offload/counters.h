@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "offload/stats.h"
+
+namespace ebb {
+
+// A Count that threads may add to.
+class Counter {
+ public:
+  void add(std::uint64_t bytes) {
+    tensors_.fetch_add(1, std::memory_order_relaxed);
+    bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  [[nodiscard]] Count count() const {
+    return {tensors_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)};
+  }
+  void reset() {
+    tensors_.store(0, std::memory_order_relaxed);
+    bytes_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t> tensors_{0};
+  std::atomic<std::uint64_t> bytes_{0};
+};
+
+// The counts of Stats, as they grow.
+struct Counters {
+  Counter saved;
+  Counter offloaded;
+  Counter deduplicated;
+  std::array<Counter, kKeptReasons> kept;
+  Counter fetched;
+  Counter reused;
+  std::atomic<std::uint64_t> steps{0};
+
+  void reset() {
+    for (Counter* counter : {&saved, &offloaded, &deduplicated, &fetched, &reused}) {
+      counter->reset();
+    }
+    for (Counter& counter : kept) {
+      counter.reset();
+    }
+    steps = 0;
+  }
+};
+
+}  // namespace ebb

@@ -1,0 +1,45 @@
+#include "offload/engine.h"
+
+#include <memory>
+#include <mutex>
+
+#include <torch/csrc/autograd/engine.h>
+
+#include "offload/save_hook.h"
+#include "offload/scope.h"
+
+namespace ebb {
+namespace {
+
+// Note [Device threads of a second engine]
+// An engine starts its threads at its first backward, but behind a once_flag that all engines of the process share:
+// where LibTorch's own engine has run before, ours would find itself without threads for the GPUs and for reentrant
+// backwards. So the flag is used up by LibTorch's engine, and ours starts its own threads.
+class GuardedEngine final : public torch::autograd::Engine {
+ public:
+  GuardedEngine() {
+    get_base_engine().initialize_device_threads_pool();
+    start_device_threads();
+  }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    Scope* const scope = Scope::current();
+    return scope == nullptr ? nullptr : std::make_unique<SaveHook>(*scope);
+  }
+};
+
+torch::autograd::Engine& the_engine() {
+  static auto* const engine = new GuardedEngine;  // Note [An engine of our own]
+  return *engine;
+}
+
+}  // namespace
+
+void install_engine() {
+  static std::once_flag once;
+  std::call_once(once, [] { torch::autograd::set_default_engine_stub(&the_engine); });
+}
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+}  // namespace ebb

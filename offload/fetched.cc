@@ -1,0 +1,37 @@
+#include "offload/fetched.h"
+
+#include <utility>
+
+namespace ebb {
+
+Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
+                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease window)
+    : tier_(tier),
+      on_device_(std::move(on_device)),
+      storage_(std::move(storage)),
+      arrived_(std::move(arrived)),
+      stream_(stream),
+      window_(std::move(window)) {}
+
+Fetched::~Fetched() {
+  if (waited_for_) {
+    return;
+  }
+  try {
+    tier_.wait(stream_, arrived_);
+  } catch (...) {  // a failed copy writes no more either
+  }
+}
+
+c10::Storage Fetched::get() {
+  tier_.wait(stream_, arrived_);
+  waited_for_ = true;
+  Gauge::Lease no_longer_ahead;
+  {
+    const std::lock_guard lock(mutex_);
+    no_longer_ahead = std::move(window_);
+  }
+  return storage_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "offload/gauge.h"
+#include "streams/tier.h"
+
+namespace ebb {
+
+// A storage's bytes on the device again: a copy on its way in, or the source itself where it was still there.
+//
+// Threads: every member may be called from any thread.
+class Fetched {
+ public:
+  // `arrived`: the copy in; empty for the source itself. `stream`: whose pool the memory came from. `on_device`: the
+  // source's lease; empty for a copy, which is counted until its memory is freed. `tier` must outlive this.
+  Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
+          Gauge::Lease window);
+
+  // Memory that a copy still writes to must not go back to the stream's pool: unless somebody has waited for the copy,
+  // the stream is made to wait here (R5 in docs/design.md).
+  ~Fetched();
+  Fetched(const Fetched&) = delete;
+  Fetched& operator=(const Fetched&) = delete;
+
+  [[nodiscard]] c10::Stream stream() const { return stream_; }
+
+  // Makes the stream wait for the bytes and returns them. From here on they are no longer fetched "ahead".
+  // Throws what the copy failed with, where the host can know.
+  [[nodiscard]] c10::Storage get();
+
+ private:
+  Tier& tier_;
+  const std::shared_ptr<Gauge::Lease> on_device_;  // outlives storage_
+  const c10::Storage storage_;
+  const Ticket arrived_;
+  const c10::Stream stream_;
+  std::atomic<bool> waited_for_{false};
+
+  std::mutex mutex_;
+  Gauge::Lease window_;  // LOCK: mutex_
+};
+
+}  // namespace ebb

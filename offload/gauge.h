@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+namespace ebb {
+
+class Timeline;
+
+// Bytes held right now, and the most there have ever been. Raised by a lease, lowered by its end.
+//
+// Threads: every member may be called from any thread. Relaxed: the figures inform, they order nothing.
+class Gauge {
+ public:
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(Lease&& other) noexcept
+        : gauge_(std::exchange(other.gauge_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Lease& operator=(Lease&& other) noexcept {
+      std::swap(gauge_, other.gauge_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    ~Lease();
+
+   private:
+    friend class Gauge;
+    Lease(Gauge* gauge, std::uint64_t bytes) : gauge_(gauge), bytes_(bytes) {}
+    Gauge* gauge_ = nullptr;
+    std::uint64_t bytes_ = 0;
+  };
+
+  // `timeline`, if any, gets a sample at each change; it must outlive the gauge.
+  explicit Gauge(Timeline* timeline = nullptr) : timeline_(timeline) {}
+  Gauge(const Gauge&) = delete;
+  Gauge& operator=(const Gauge&) = delete;
+
+  // The gauge must outlive the lease.
+  [[nodiscard]] Lease hold(std::uint64_t bytes);
+
+  // An empty lease when the sum would pass `limit`, unless nothing at all is held.
+  [[nodiscard]] bool try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease);
+
+  [[nodiscard]] std::uint64_t now_bytes() const { return now_.load(std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
+  void reset_peak() { peak_.store(now_bytes(), std::memory_order_relaxed); }
+
+ private:
+  void raised_to(std::uint64_t now);
+  void lower(std::uint64_t bytes) noexcept;
+
+  Timeline* const timeline_;
+  std::atomic<std::uint64_t> now_{0};
+  std::atomic<std::uint64_t> peak_{0};
+};
+
+}  // namespace ebb

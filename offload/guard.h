@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+
+namespace ebb {
+
+class Core;
+class Offloader;
+
+// While it lives, tensors that autograd saves on this thread go through the offloader. So do saves that autograd's
+// engine threads make for a backward called under it (double backward). Guards nest; the innermost wins. Leaving the
+// guard, or destroying the offloader, before backward is fine: what was saved comes back all the same.
+//
+// Note [Guards neither copy nor move]
+// A guard restores the thread's previous state, so it must end on the thread and in the scope where it began.
+class OffloadGuard {
+ public:
+  explicit OffloadGuard(Offloader& offloader);
+  ~OffloadGuard();
+  OffloadGuard(const OffloadGuard&) = delete;
+  OffloadGuard& operator=(const OffloadGuard&) = delete;
+
+ private:
+  struct Slot;
+  std::unique_ptr<Slot> slot_;
+};
+
+// While it lives, saves on this thread are left to LibTorch: around the output head, say, whose saves backward wants
+// at once. See Note [Guards neither copy nor move].
+class NoOpGuard {
+ public:
+  NoOpGuard();
+  ~NoOpGuard();
+  NoOpGuard(const NoOpGuard&) = delete;
+  NoOpGuard& operator=(const NoOpGuard&) = delete;
+
+ private:
+  struct Slot;
+  std::unique_ptr<Slot> slot_;
+};
+
+}  // namespace ebb

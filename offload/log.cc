@@ -1,0 +1,26 @@
+#include "offload/log.h"
+
+#include <array>
+
+#include <spdlog/spdlog.h>
+
+namespace ebb {
+
+void log_warning(const std::string& message) { spdlog::warn("ebb: {}", message); }
+
+void log_debug(const std::string& message) { spdlog::debug("ebb: {}", message); }
+
+bool debug_log_wanted() { return spdlog::should_log(spdlog::level::debug); }
+
+std::string human_bytes(std::uint64_t bytes) {
+  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+}  // namespace ebb

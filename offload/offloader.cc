@@ -1,0 +1,122 @@
+#include "offload/offloader.h"
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/nn/module.h>
+
+#include "offload/core.h"
+#include "offload/engine.h"
+#include "policy/minimum_size.h"
+#include "streams/disk_tier.h"
+#include "streams/pinned_tier.h"
+
+namespace ebb {
+namespace {
+
+c10::Device resolve(const std::optional<c10::Device>& device) {
+  if (!device) {
+    const bool gpu = c10::cuda::device_count() > 0;
+    return gpu ? c10::Device(c10::kCUDA, c10::cuda::current_device()) : c10::Device(c10::kCPU);
+  }
+  if (!device->is_cuda()) {
+    return c10::Device(c10::kCPU);
+  }
+  TORCH_CHECK(device->index() < c10::cuda::device_count(), "ebb: Options::device is ", device->str(),
+              ", but this machine has ", c10::cuda::device_count(), " CUDA devices");
+  return device->has_index() ? *device : c10::Device(c10::kCUDA, c10::cuda::current_device());
+}
+
+IoEngine io_engine(DiskIo io) {
+  switch (io) {
+    case DiskIo::kUring:
+      return IoEngine::kUring;
+    case DiskIo::kThreads:
+      return IoEngine::kThreads;
+    case DiskIo::kAuto:
+      break;
+  }
+  return IoEngine::kAuto;
+}
+
+std::shared_ptr<Tier> make_tier(const Options& options) {
+  if (options.device->is_cuda()) {
+    PinnedTier::Config config;
+    config.device = *options.device;
+    config.pinned = options.host_memory == HostMemory::kPinned;
+    config.overlapped = options.copies == Copies::kOverlapped;
+    config.capacity_bytes = options.capacity_bytes;
+    return std::make_shared<PinnedTier>(config);
+  }
+  return std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io));
+}
+
+std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier) {
+  if (!options.enabled) {
+    return nullptr;
+  }
+  if (options.policy == nullptr) {
+    options.policy = minimum_size(kDefaultMinimumBytes);
+  }
+  install_engine();
+  return std::make_shared<Core>(std::move(options), std::move(tier));
+}
+
+Options resolved(Options options) {
+  if (options.enabled) {
+    options.device = resolve(options.device);
+  }
+  validate(options);
+  return options;
+}
+
+}  // namespace
+
+Offloader::Offloader(Options options) {
+  options = resolved(std::move(options));
+  core_ = make_core(options, options.enabled ? make_tier(options) : nullptr);
+}
+
+Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
+  options.device = tier->device();
+  validate(options);
+  core_ = make_core(std::move(options), std::move(tier));
+}
+
+Offloader::~Offloader() = default;
+
+void Offloader::exclude(const torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) {
+    exclude(parameter);
+  }
+  for (const at::Tensor& buffer : module.buffers()) {
+    exclude(buffer);
+  }
+}
+
+void Offloader::exclude(const at::Tensor& tensor) {
+  if (core_ != nullptr) {
+    core_->exclusions().add(tensor);
+  }
+}
+
+void Offloader::drain() {
+  if (core_ != nullptr) {
+    core_->stash().drain();
+  }
+}
+
+Stats Offloader::stats() const { return core_ == nullptr ? Stats{} : core_->stats(); }
+
+void Offloader::reset_stats() {
+  if (core_ != nullptr) {
+    core_->reset_stats();
+  }
+}
+
+std::vector<TimelineSample> Offloader::take_timeline() {
+  return core_ == nullptr ? std::vector<TimelineSample>{} : core_->timeline().take();
+}
+
+}  // namespace ebb

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "offload/options.h"
+#include "offload/stats.h"
+
+namespace at {
+class Tensor;
+}
+namespace torch::nn {
+class Module;
+}
+
+namespace ebb {
+
+class Core;
+class Tier;
+
+// One point of the timeline: what ebb holds in device memory after a save, a use or a release.
+struct TimelineSample {
+  double ms = 0;                      // since the timeline was last taken
+  std::uint64_t saved_on_device = 0;  // bytes
+  bool backward = false;              // taken inside autograd's engine
+};
+
+// Owns what a training run needs to move saved activations away and back: the tier with its lanes and pool, the policy,
+// the learned order of backward, the statistics. Make one, before the loop, and put OffloadGuards on it. Several may
+// live at once. The first one made in a process installs an autograd engine that knows of guards; threads without a
+// guard are not affected.
+//
+// Lifetime: graphs built under its guards keep what they need, so it may be destroyed before their backward.
+// Threads: every member may be called from any thread; guards on several threads may share one offloader.
+class Offloader {
+ public:
+  // Throws std::invalid_argument for unusable options and c10::Error where the device or the spill file refuses.
+  explicit Offloader(Options options = {});
+
+  // Over a tier of the caller's (tests use a simulated one), which then decides device, capacity and kind of copies.
+  Offloader(Options options, std::shared_ptr<Tier> tier);
+  ~Offloader();
+  Offloader(const Offloader&) = delete;
+  Offloader& operator=(const Offloader&) = delete;
+
+  // Never moves these tensors nor any view of their storages. Leaves that require gradients need no mention; this is
+  // for buffers, frozen weights and the like. The tensors are not kept alive.
+  void exclude(const torch::nn::Module& module);
+  void exclude(const at::Tensor& tensor);
+
+  // Makes the calling thread's compute stream wait for all copies out and lets their sources go. For measuring;
+  // training does not need it.
+  void drain();
+
+  [[nodiscard]] Stats stats() const;
+
+  // Sets all counts to zero and all peaks to the present levels.
+  void reset_stats();
+
+  // The samples since the last call, if Options::record_timeline was set. At most one million are held.
+  [[nodiscard]] std::vector<TimelineSample> take_timeline();
+
+ private:
+  friend class OffloadGuard;
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include <c10/core/Device.h>
+
+#include "policy/policy.h"
+
+namespace ebb {
+
+enum class HostMemory : std::uint8_t {
+  kPinned,    // page-locked: copies run at the link's rate, beside compute
+  kPageable,  // ordinary memory: a third of the rate, and the driver may block the host during a copy
+};
+
+enum class Copies : std::uint8_t {
+  kOverlapped,       // on two side streams, one for each direction
+  kOnComputeStream,  // in the compute stream's own order: simple, and as slow as the copies are
+};
+
+enum class DiskIo : std::uint8_t {
+  kAuto,     // io_uring where the kernel permits it, else threads
+  kUring,    // io_uring, or an error
+  kThreads,  // a few threads that call pread and pwrite
+};
+
+// How an Offloader works. All sizes are bytes. nullopt is "ebb chooses".
+struct Options {
+  // false: every guard of this offloader does nothing, and autograd saves as if ebb were not there.
+  bool enabled = true;
+
+  // The device to relieve. nullopt: the current CUDA device if there is one, else the CPU.
+  std::optional<c10::Device> device = std::nullopt;
+
+  // What leaves the device. nullptr: minimum_size(1 MiB) (policy/minimum_size.h has the measurement behind it).
+  std::shared_ptr<Policy> policy = nullptr;
+
+  // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the
+  // oldest. nullopt: a twelfth of the bytes that the last step saved, at least two of its largest storages, at most 2
+  // GiB.
+  std::optional<std::uint64_t> stash_bytes = std::nullopt;
+
+  // Device memory fetched ahead of its use in backward. nullopt: as for the stash. A storage larger than a window
+  // that was set here is an error that names both sizes, at the storage's first save.
+  std::optional<std::uint64_t> window_bytes = std::nullopt;
+
+  // GPU only: where the bytes go, and how.
+  HostMemory host_memory = HostMemory::kPinned;
+  Copies copies = Copies::kOverlapped;
+
+  // The most host memory (GPU) or spill file (CPU) to use. Storages that find no room stay on the device, counted.
+  // nullopt: whatever the system gives.
+  std::optional<std::uint64_t> capacity_bytes = std::nullopt;
+
+  // Warn once when more than this fraction of the machine's memory is in use. In (0, 1].
+  double host_memory_warning = 0.6;
+
+  // CPU only: where the spill file is made (it is never visible there), and what reads and writes it.
+  std::filesystem::path spill_folder = "/var/tmp";
+  DiskIo disk_io = DiskIo::kAuto;
+
+  // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).
+  bool record_timeline = false;
+};
+
+// Throws std::invalid_argument with one sentence that names the option, its value and what would be accepted.
+// Warns, and does not throw, for a spill folder on tmpfs.
+void validate(const Options& options);
+
+}  // namespace ebb

@@ -1,0 +1,59 @@
+#include "offload/order_book.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ebb {
+
+void OrderBook::remember(std::uint64_t signature, std::vector<std::uint32_t> observed) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(orders_, [&](const Order& order) { return order.signature == signature; });
+  orders_.push_front({signature, std::move(observed)});
+  if (orders_.size() > kMaxOrders) {
+    orders_.pop_back();
+  }
+}
+
+void OrderBook::remember_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
+  if (saved_bytes != 0) {
+    saved_bytes_ = saved_bytes;
+    largest_bytes_ = largest_bytes;
+  }
+}
+
+void OrderBook::raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
+  const auto raise = [](std::atomic<std::uint64_t>& value, std::uint64_t to) {
+    std::uint64_t now = value;
+    while (now < to && !value.compare_exchange_weak(now, to)) {
+    }
+  };
+  raise(saved_bytes_, saved_bytes);
+  raise(largest_bytes_, largest_bytes);
+}
+
+std::vector<std::uint32_t> OrderBook::recall(std::uint64_t signature, std::size_t count) const {
+  std::vector<std::uint32_t> order;
+  order.reserve(count);
+  std::vector<bool> seen(count, false);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known =
+        std::find_if(orders_.begin(), orders_.end(), [&](const Order& order) { return order.signature == signature; });
+    if (known != orders_.end()) {
+      for (const std::uint32_t position : known->positions) {
+        if (position < count && !seen[position]) {  // a signature may collide: never trust its positions
+          seen[position] = true;
+          order.push_back(position);
+        }
+      }
+    }
+  }
+  for (std::size_t position = count; position-- > 0;) {
+    if (!seen[position]) {
+      order.push_back(static_cast<std::uint32_t>(position));
+    }
+  }
+  return order;
+}
+
+}  // namespace ebb

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+namespace ebb {
+
+// What finished steps teach the next ones: in which order backward wanted the storages, and how much was saved. A few
+// orders are kept side by side (training and evaluation, sequence-length buckets), the oldest forgotten first.
+//
+// Threads: every member may be called from any thread.
+class OrderBook {
+ public:
+  static constexpr std::size_t kMaxOrders = 16;
+
+  // `observed`: positions in the order of use. `signature`: of the step's sizes.
+  void remember(std::uint64_t signature, std::vector<std::uint32_t> observed);
+  void remember_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
+
+  // A step under way has come this far. Until one has ended, that is all there is to go by.
+  void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
+
+  // A permutation of [0, count): as observed under this signature, what was not used then last; else the reverse.
+  [[nodiscard]] std::vector<std::uint32_t> recall(std::uint64_t signature, std::size_t count) const;
+
+  // Of the last step that ended, or of the one under way where that is more.
+  [[nodiscard]] std::uint64_t saved_bytes() const { return saved_bytes_; }
+  [[nodiscard]] std::uint64_t largest_bytes() const { return largest_bytes_; }
+
+ private:
+  struct Order {
+    std::uint64_t signature;
+    std::vector<std::uint32_t> positions;
+  };
+
+  std::atomic<std::uint64_t> saved_bytes_{0};
+  std::atomic<std::uint64_t> largest_bytes_{0};
+  mutable std::mutex mutex_;
+  std::deque<Order> orders_;  // LOCK: mutex_. Newest first
+};
+
+}  // namespace ebb

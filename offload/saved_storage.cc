@@ -1,0 +1,176 @@
+#include "offload/saved_storage.h"
+
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "offload/core.h"
+#include "offload/tape.h"
+
+namespace ebb {
+
+SavedStorage::Use::Use(std::shared_ptr<SavedStorage> storage) : storage_(std::move(storage)) {
+  const std::lock_guard lock(storage_->mutex_);
+  ++storage_->uses_;
+  ++storage_->pending_;
+}
+
+SavedStorage::Use::~Use() {
+  std::shared_ptr<Fetched> no_longer_needed;  // destroyed after the lock is released
+  const std::lock_guard lock(storage_->mutex_);
+  --storage_->uses_;
+  if (seen_ != storage_->round_) {
+    --storage_->pending_;
+  }
+  if (storage_->pending_ == 0) {
+    no_longer_needed = storage_->let_go();
+  }
+}
+
+c10::Storage SavedStorage::Use::get() { return storage_->get(*this); }
+
+SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source)
+    : core_(std::move(core)),
+      tape_(std::move(tape)),
+      bytes_(source.nbytes()),
+      source_(source.getWeakStorageImpl()),
+      source_identity_(source.unsafeGetStorageImpl()),
+      source_data_(source.data()),
+      kept_(std::move(source)),
+      on_device_(std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_))),
+      source_lease_(on_device_) {}
+
+SavedStorage::~SavedStorage() { core_->forget(*this); }
+
+void SavedStorage::send_out(Block block, c10::Stream stream) {
+  Tier& tier = core_->tier();
+  std::unique_lock lock(mutex_);
+  // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
+  // writing (R3, R7 in docs/design.md).
+  std::vector<Ticket> after = block.gates();
+  after.push_back(tier.record(stream));
+  left_ = tier.copy_out(block, source_data_, after);
+  block.gate(left_);
+  block_.emplace(std::move(block));
+  state_ = State::kAway;
+  c10::Storage source = std::exchange(kept_, {});
+  std::shared_ptr<Gauge::Lease> on_device = std::exchange(on_device_, nullptr);
+  position_ = tape_->append(weak_from_this(), bytes_);
+  const Ticket left = left_;
+  lock.unlock();
+  core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit());
+}
+
+c10::Storage SavedStorage::get(Use& use) {
+  const c10::Stream stream = core_->tier().current_stream();
+  std::shared_ptr<Fetched> fetched;
+  std::shared_ptr<Fetched> no_longer_needed;
+  c10::Storage storage;
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kKept) {
+      return kept_;
+    }
+    if (state_ == State::kBack && back_->stream() == stream) {
+      fetched = back_;
+    } else if (std::optional<c10::Storage> source = live_source()) {
+      storage = *std::move(source);
+      core_->counters().reused.add(bytes_);
+    } else if (state_ == State::kBack) {
+      fetched =
+          fetch(stream, {});  // another stream asks than the one that owns the copy: it gets one of its own (R4, R5)
+    } else {
+      back_ = fetch(stream, {});
+      state_ = State::kBack;
+      fetched = back_;
+    }
+    first = std::exchange(told_round_, round_) != round_;
+    if (mark_used(use)) {
+      no_longer_needed = let_go();
+    }
+  }
+  // The lock is released: on the CPU this may take as long as the disk does.
+  if (fetched != nullptr) {
+    storage = fetched->get();
+  }
+  if (first) {
+    tape_->used(position_);
+  }
+  tape_->fetch_ahead();
+  core_->stash().sweep();
+  return storage;
+}
+
+bool SavedStorage::fetch_ahead() {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kAway) {
+    return true;
+  }
+  Gauge::Lease window;
+  if (!core_->window().try_hold(bytes_, core_->window_limit(), window)) {
+    return false;
+  }
+  const c10::Stream stream = core_->tier().current_stream();
+  if (std::optional<c10::Storage> source = live_source()) {
+    back_ = std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(),
+                                      std::move(window));
+  } else {
+    try {
+      back_ = fetch(stream, std::move(window));
+    } catch (const c10::OutOfMemoryError&) {
+      return false;  // a wish, not a need: when it is needed, it is asked for again
+    }
+  }
+  state_ = State::kBack;
+  return true;
+}
+
+// kBack -> kAway: every save has had the bytes in this round, so the device copy has no use until one asks again.
+std::shared_ptr<Fetched> SavedStorage::let_go() {
+  ++round_;
+  pending_ = uses_;
+  if (state_ == State::kBack) {
+    state_ = State::kAway;
+  }
+  return std::exchange(back_, nullptr);
+}
+
+// Whether this was the last pending use.
+bool SavedStorage::mark_used(Use& use) {
+  if (use.seen_ != round_) {
+    use.seen_ = round_;
+    --pending_;
+  }
+  return pending_ == 0;
+}
+
+// The source, if somebody still has it with the bytes that were saved (a resized or swapped storage has others).
+std::optional<c10::Storage> SavedStorage::live_source() const {
+  c10::intrusive_ptr<c10::StorageImpl> source = source_.lock();
+  if (!source || source->nbytes() != bytes_ || source->data() != source_data_) {
+    return std::nullopt;
+  }
+  return c10::Storage(std::move(source));
+}
+
+std::shared_ptr<Gauge::Lease> SavedStorage::device_lease() {
+  std::shared_ptr<Gauge::Lease> lease = source_lease_.lock();
+  return lease != nullptr ? lease : std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_));
+}
+
+std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease window) {
+  Tier& tier = core_->tier();
+  c10::DataPtr data = tier.allocate(bytes_);
+  // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
+  // written (R2).
+  const std::vector<Ticket> after{tier.record(stream), left_};
+  Ticket arrived = tier.copy_in(data.get(), *block_, after);
+  block_->gate(arrived);
+  core_->counters().fetched.add(bytes_);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes_, core_->counted(std::move(data), bytes_));
+  return std::make_shared<Fetched>(tier, std::move(storage), std::move(arrived), stream, nullptr, std::move(window));
+}
+
+}  // namespace ebb

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "offload/fetched.h"
+#include "offload/gauge.h"
+#include "streams/block.h"
+#include "streams/ticket.h"
+
+namespace ebb {
+
+class Core;
+class Tape;
+
+// The bytes that one or more saves share, in one version, and where they are. Lives as long as the saves.
+//
+//   kKept --send_out--> kAway <--fetch / let_go--> kBack
+//
+// kKept  the source itself is held. Where every storage starts, and where the policy or a full tier leaves it.
+// kAway  the bytes are in a block of the tier, or on their way there (`left_` tells); the source is not held here,
+//        though the stash, or the user, may still have it, and then it is what uses get.
+// kBack  the bytes are on the device again, or on their way (Fetched knows). The block is kept, so that after the last
+//        pending use the device copy can be let go and fetched again, as retain_graph needs.
+//
+// Note [Pending uses]
+// Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
+// needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
+//
+// Threads: every member may be called from any thread. The mutex is never held across a wait.
+class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
+ public:
+  // One save's share. Destroyed with the save.
+  class Use {
+   public:
+    explicit Use(std::shared_ptr<SavedStorage> storage);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+    // The bytes on the device, ready for work on the calling thread's current stream; fetches what comes next ahead.
+    // Throws c10::OutOfMemoryError, or what a copy failed with; it may then be called again.
+    [[nodiscard]] c10::Storage get();
+
+   private:
+    friend class SavedStorage;
+    const std::shared_ptr<SavedStorage> storage_;
+    std::uint64_t seen_ = 0;  // LOCK: storage_->mutex_. The round in which this use last got the bytes
+  };
+
+  SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source);
+  ~SavedStorage();
+  SavedStorage(const SavedStorage&) = delete;
+  SavedStorage& operator=(const SavedStorage&) = delete;
+
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  // Only to compare: the storage itself may be gone.
+  [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
+
+  // kKept -> kAway: starts the copy out, behind the work given to `stream` so far, and hands the source to the stash.
+  void send_out(Block block, c10::Stream stream);
+
+  // kAway -> kBack, if the window has room: starts the copy in before anybody asks. False: no room, in the window or on
+  // the device; try again later.
+  bool fetch_ahead();
+
+ private:
+  enum class State : std::uint8_t { kKept, kAway, kBack };
+
+  c10::Storage get(Use& use);
+  [[nodiscard]] std::optional<c10::Storage> live_source() const;
+  std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
+  std::shared_ptr<Gauge::Lease> device_lease();
+  bool mark_used(Use& use);
+  std::shared_ptr<Fetched> let_go();
+
+  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<Tape> tape_;
+  const std::size_t bytes_;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
+  const c10::StorageImpl* const source_identity_;
+  const void* const source_data_;
+
+  std::mutex mutex_;
+  State state_ = State::kKept;                // LOCK: mutex_, as all below
+  c10::Storage kept_;                         // kKept
+  std::shared_ptr<Gauge::Lease> on_device_;   // kKept
+  std::weak_ptr<Gauge::Lease> source_lease_;  // the source's bytes are counted once, whoever holds it
+  std::size_t position_ = 0;                  // on the tape. kAway, kBack
+  std::optional<Block> block_;                // kAway, kBack
+  Ticket left_;                               // the copy out
+  std::shared_ptr<Fetched> back_;             // kBack
+  std::uint64_t round_ = 1;                   // Note [Pending uses]
+  std::uint64_t told_round_ = 0;              // the last round of which the tape has been told
+  std::size_t uses_ = 0;
+  std::size_t pending_ = 0;  // uses that have not got the bytes in this round
+};
+
+}  // namespace ebb

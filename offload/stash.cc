@@ -1,0 +1,63 @@
+#include "offload/stash.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace ebb {
+
+Stash::~Stash() {
+  try {
+    drain();
+  } catch (...) {  // a failed copy reads no more either
+  }
+}
+
+void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
+                 std::uint64_t limit_bytes) {
+  sweep();
+  const std::uint64_t bytes = source.nbytes();
+  shrink_to(limit_bytes - std::min(bytes, limit_bytes));
+  {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream});
+  }
+  if (bytes > limit_bytes) {
+    shrink_to(limit_bytes);
+  }
+}
+
+void Stash::sweep() {
+  while (true) {
+    std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
+    {
+      const std::lock_guard lock(mutex_);
+      if (entries_.empty() || !is_done(entries_.front().left)) {
+        return;
+      }
+      finished = std::move(entries_.front());
+      entries_.pop_front();
+    }
+  }
+}
+
+void Stash::drain() { shrink_to(0); }
+
+void Stash::shrink_to(std::uint64_t limit_bytes) {
+  while (gauge_.now_bytes() > limit_bytes) {
+    std::optional<Entry> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (entries_.empty()) {
+        return;
+      }
+      oldest = std::move(entries_.front());
+      entries_.pop_front();
+    }
+    // Only then is the source let go: work that reuses its memory comes later on the same stream (R1 in
+    // docs/design.md). The host may wait here (disk), so the lock is not held.
+    tier_.wait(oldest->stream, oldest->left);
+  }
+}
+
+}  // namespace ebb

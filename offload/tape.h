@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace ebb {
+
+class OrderBook;
+class SavedStorage;
+
+// One step's storages that went away, in the order of saving, and the order in which backward is expected to want them:
+// that of the last step that saved the same sizes, or else the reverse of saving. The expectation only decides what is
+// fetched ahead; a use in any other order is just as right.
+//
+// Threads: every member may be called from any thread.
+class Tape {
+ public:
+  explicit Tape(std::shared_ptr<OrderBook> book) : book_(std::move(book)) {}
+
+  // Tells the order book what was learned.
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // The ordinal of the next storage that the policy is asked about.
+  [[nodiscard]] std::uint64_t next_candidate(std::uint64_t bytes);
+
+  // Adds a storage that went away. Returns its position.
+  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes);
+
+  // Backward has asked for the storage at this position.
+  void used(std::size_t position);
+
+  // Starts copies in for what comes next, until the window is full.
+  void fetch_ahead();
+
+  // Whether backward has begun.
+  [[nodiscard]] bool in_use() const { return in_use_; }
+
+ private:
+  void begin_use();
+
+  const std::shared_ptr<OrderBook> book_;
+  std::atomic<bool> in_use_{false};
+
+  std::mutex fetch_mutex_;  // taken before mutex_ and before any storage's lock; at most one thread fetches ahead
+
+  std::mutex mutex_;
+  std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
+  std::uint64_t saved_bytes_ = 0;  // of all candidates
+  std::uint64_t largest_bytes_ = 0;
+  std::vector<std::weak_ptr<SavedStorage>> storages_;
+  std::vector<bool> used_;               // in this pass over the graph
+  std::uint64_t signature_ = 0;          // of the sizes, in order
+  std::vector<std::uint32_t> order_;     // expected; fixed when backward begins
+  std::vector<std::uint32_t> rank_;      // of each position in `order_`
+  std::vector<std::uint32_t> observed_;  // what the first pass really did
+  bool first_pass_ = true;
+  std::size_t cursor_ = 0;  // rank behind the last use
+};
+
+}  // namespace ebb

@@ -1,0 +1,28 @@
+#include "offload/timeline.h"
+
+#include <utility>
+
+#include "offload/engine.h"
+
+namespace ebb {
+
+void Timeline::sample(std::uint64_t saved_on_device) noexcept {
+  const bool backward = in_backward();
+  const std::lock_guard lock(mutex_);
+  if (samples_.size() >= kMaxSamples) {
+    return;
+  }
+  const std::chrono::duration<double, std::milli> since = Clock::now() - start_;
+  try {
+    samples_.push_back({since.count(), saved_on_device, backward});
+  } catch (...) {  // no memory for a picture: leave the sample out
+  }
+}
+
+std::vector<TimelineSample> Timeline::take() {
+  const std::lock_guard lock(mutex_);
+  start_ = Clock::now();
+  return std::exchange(samples_, {});
+}
+
+}  // namespace ebb

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "offload/offloader.h"
+
+namespace ebb {
+
+// The bytes that ebb holds on the device, over time, for a picture of one step.
+//
+// Threads: every member may be called from any thread.
+class Timeline {
+ public:
+  static constexpr std::size_t kMaxSamples = 1'000'000;  // 24 MB; later samples are dropped until the next take
+
+  void sample(std::uint64_t saved_on_device) noexcept;
+  [[nodiscard]] std::vector<TimelineSample> take();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::mutex mutex_;
+  Clock::time_point start_ = Clock::now();  // LOCK: mutex_
+  std::vector<TimelineSample> samples_;     // LOCK: mutex_
+};
+
+}  // namespace ebb

@@ -1,0 +1,40 @@
+#include "offload/version_check.h"
+
+#include <sstream>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace ebb {
+
+VersionCheck::VersionCheck(const at::Tensor& saved)
+    : counter_(saved.unsafeGetTensorImpl()->version_counter()),
+      saved_version_(counter_.current_version()),
+      grad_fn_(saved.grad_fn()),
+      output_nr_(static_cast<std::uint32_t>(saved.output_nr())) {}
+
+// The text is that of torch/csrc/autograd/saved_variable.cpp, so that users, and tests, find what they know.
+void VersionCheck::check(const at::Tensor& like) const {
+  const std::uint32_t version = counter_.current_version();
+  if (version == saved_version_) {
+    return;
+  }
+  std::ostringstream message;
+  message << "one of the variables needed for gradient computation has been modified by an inplace operation: ["
+          << like.toString() << " " << like.sizes() << "]";
+  if (const auto grad_fn = grad_fn_.lock()) {
+    message << ", which is output " << output_nr_ << " of " << grad_fn->name() << ",";
+  }
+  message << " is at version " << version << "; expected version " << saved_version_ << " instead.";
+  if (torch::autograd::AnomalyMode::is_enabled()) {
+    message << " Hint: the backtrace further above shows the operation that failed to compute its gradient. The "
+               "variable in question was changed in there or anywhere later. Good luck!";
+  } else {
+    message << " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+               "torch.autograd.set_detect_anomaly(True).";
+  }
+  TORCH_CHECK(false, message.str());
+}
+
+}  // namespace ebb

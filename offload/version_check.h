@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <c10/core/TensorImpl.h>
+
+namespace at {
+class Tensor;
+}
+namespace torch::autograd {
+struct Node;
+}
+
+namespace ebb {
+
+// Whether a saved tensor has been written to since it was saved.
+//
+// Note [Versions are ours to check]
+// SavedVariable::unpack compares versions only for saves without hooks; once a hook is installed, nobody would notice
+// an in-place write to a saved tensor, offloaded or not, and the gradient would be wrong in silence.
+class VersionCheck {
+ public:
+  // Takes the version of `saved` as the one to expect.
+  explicit VersionCheck(const at::Tensor& saved);
+
+  // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
+  void check(const at::Tensor& like) const;
+
+  [[nodiscard]] std::uint32_t saved_version() const { return saved_version_; }
+
+ private:
+  const c10::VariableVersion counter_;  // shared with the tensor and all its views
+  const std::uint32_t saved_version_;
+  const std::weak_ptr<torch::autograd::Node> grad_fn_;  // weak: the node may own this save
+  const std::uint32_t output_nr_;
+};
+
+}  // namespace ebb
