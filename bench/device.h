@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <c10/core/Device.h>
+
+namespace ebb {
+
+// "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". Throws std::invalid_argument for another
+// name and for a GPU that is not there.
+c10::Device pick_device(const std::string& name);
+
+// "cpu" or "cuda:0 (NVIDIA H200)".
+std::string device_name(c10::Device device);
+
+// Makes every operation give the same bits in every run. To be called before CUDA is first used: cuBLAS reads its
+// part from the environment then. Slower on a GPU; on the CPU LibTorch is deterministic already.
+void use_deterministic_algorithms();
+
+// Memory that LibTorch's allocator has handed out on a device.
+class DeviceMemory {
+ public:
+  // On the CPU it installs a CountingAllocator: what was allocated before is not counted.
+  explicit DeviceMemory(c10::Device device);
+
+  [[nodiscard]] std::uint64_t now_bytes() const;
+  [[nodiscard]] std::uint64_t peak_bytes() const;
+
+  // Gives cached memory back to the device and starts a new peak at the present level.
+  void reset();
+
+ private:
+  c10::Device device_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,80 @@
+"""Draws what autograd's saves hold on the device over one step: python plot_memory.py report.json memory.png"""
+
+import json
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+MIB = 1024 * 1024
+PLAIN_COLOR = "#9a9a9a"
+EBB_COLOR = "#1f5f8b"
+
+
+def turn_ms(timeline):
+    """Where backward begins: the first sample taken inside autograd's engine."""
+    return next((point["ms"] for point in timeline if point["backward"]), timeline[-1]["ms"])
+
+
+def phases(timeline):
+    """A step's samples with time replaced by phase: forward is 0 to 1, backward 1 to 2.
+
+    The two runs take different times, and so do the parts of one; what is to be compared is the place in the step.
+    """
+    start, end, turn = timeline[0]["ms"], timeline[-1]["ms"], turn_ms(timeline)
+    xs, ys = [], []
+    for point in timeline:
+        if point["ms"] < turn:
+            xs.append((point["ms"] - start) / max(turn - start, 1e-9))
+        else:
+            xs.append(1 + (point["ms"] - turn) / max(end - turn, 1e-9))
+        ys.append(point["saved_on_device"] / MIB)
+    return xs, ys
+
+
+def draw_run(axes, timeline, peak_bytes, name, color):
+    xs, ys = phases(timeline)
+    axes.fill_between(xs, ys, step="post", color=color, alpha=0.25, linewidth=0)
+    axes.step(xs, ys, where="post", color=color, linewidth=1.5, label=f"{name}: peak {peak_bytes / MIB:.0f} MiB")
+
+
+def draw(report, path):
+    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=150)
+    if report.get("plain_timeline"):
+        draw_run(axes, report["plain_timeline"], report["plain_peak_saved_bytes_on_device"], "without ebb", PLAIN_COLOR)
+    if report["timeline"]:
+        name = "with ebb" if report["config"]["offload"] else "without ebb"
+        draw_run(axes, report["timeline"], report["peak_saved_bytes_on_device"], name, EBB_COLOR)
+    axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, 2)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks([0.5, 1.5], ["forward", "backward"])
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel("saved activations on the device (MiB)")
+    axes.set_title(title(report), fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def title(report):
+    config = report["config"]
+    return (
+        f"One training step on {report['device']}: {config['parameters'] / 1e6:.0f} M parameters, "
+        f"{config['layers']} layers, batch {config['batch']} x {config['seq']}, {report['dtype']}"
+    )
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        report = json.load(file)
+    draw(report, sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+// Question: what does moving saved activations away cost a training step in time, and what does it save in memory,
+// beside plain autograd and beside copies that nothing overlaps, with the same gradients to the last bit?
+//
+// Steps of plain autograd and of each configuration alternate, so that drift of the machine's clocks meets both alike.
+// Times are the host's, from before the first launch to after a device synchronisation, in default mode. Gradients are
+// compared in deterministic mode, in a process of its own: cuBLAS reads its part of that mode once.
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "bench/bytes.h"
+#include "bench/device.h"
+#include "bench/step_measure.h"
+#include "bench/step_shape.h"
+#include "offload/offloader.h"
+#include "policy/minimum_size.h"
+
+namespace ebb {
+namespace {
+
+struct StepOptions {
+  std::string shape = "w1";
+  std::int64_t layers = 0;  // 0: the shape's
+  std::vector<std::string> dtypes{"float32", "bfloat16"};
+  std::vector<std::string> configs{"none", "blocking", "offload"};
+  std::string device = "auto";
+  int warm_up = 3;
+  int pairs = 10;
+  int steady = 0;
+  bool compare_only = false;
+  std::filesystem::path out;
+  std::optional<std::uint64_t> stash_bytes;
+  std::optional<std::uint64_t> window_bytes;
+};
+
+const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat}, {"bfloat16", at::kBFloat16}};
+
+CLI::Validator size_text() {
+  return {[](std::string& text) {
+            try {
+              text = std::to_string(parse_bytes(text));
+              return std::string();
+            } catch (const std::invalid_argument& error) {
+              return std::string(error.what());
+            }
+          },
+          "SIZE"};
+}
+
+StepShape chosen_shape(const StepOptions& options) {
+  StepShape shape = step_shape(options.shape);
+  if (options.layers > 0) {
+    shape.model.layers = options.layers;
+  }
+  return shape;
+}
+
+Options offload_options(const StepOptions& options, c10::Device device) {
+  Options ebb;
+  ebb.device = device;
+  ebb.stash_bytes = options.stash_bytes;
+  ebb.window_bytes = options.window_bytes;
+  return ebb;
+}
+
+// For each configuration of one dtype: are its gradients those of plain autograd?
+int compare(const StepOptions& options, c10::Device device) {
+  use_deterministic_algorithms();
+  StepWorkload workload(chosen_shape(options), kDtypes.at(options.dtypes.front()), device);
+  nlohmann::json equal;
+  for (const std::string& name : options.configs) {
+    Offloader offloader(config_options(name, offload_options(options, device)));
+    equal[name] = gradients_equal(workload, offloader);
+  }
+  std::ofstream(options.out) << equal;
+  return 0;
+}
+
+// The same, from a process of its own.
+nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& dtype) {
+  const std::filesystem::path answer =
+      std::filesystem::temp_directory_path() / ("ebb-step-" + std::to_string(getpid()) + ".json");
+  std::string command = "'" + std::filesystem::read_symlink("/proc/self/exe").string() + "' --compare-only --shape " +
+                        options.shape + " --layers " + std::to_string(options.layers) + " --device " + options.device +
+                        " --dtypes " + dtype + " --out '" + answer.string() + "'";
+  const auto pass_on = [&](const char* flag, const std::optional<std::uint64_t>& bytes) {
+    command += bytes ? std::string(" ") + flag + " " + std::to_string(*bytes) : "";
+  };
+  pass_on("--stash", options.stash_bytes);
+  pass_on("--window", options.window_bytes);
+  command += " --configs";
+  for (const std::string& config : options.configs) {
+    command += " " + config;
+  }
+  const int status = std::system(command.c_str());
+  if (status != 0) {
+    throw std::runtime_error("the comparison of gradients failed: " + command);
+  }
+  nlohmann::json equal;
+  std::ifstream(answer) >> equal;
+  std::filesystem::remove(answer);
+  return equal;
+}
+
+nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const std::string& name,
+                       c10::Device device) {
+  const Options chosen = config_options(name, offload_options(options, device));
+  Offloader offloader(chosen);
+  Offloader* const used = chosen.enabled ? &offloader : nullptr;
+
+  const StepTimes times = time_pairs(workload, used, options.warm_up, options.pairs, device);
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < times.none_ms.size(); ++i) {
+    ratios.push_back(times.config_ms[i] / times.none_ms[i]);
+  }
+  offloader.reset_stats();
+  workload.step(used);
+  const Stats stats = offloader.stats();
+  const StepMemory memory = measure_memory(workload, used, device);
+
+  nlohmann::json result{
+      {"config", name},
+      {"ms_median", percentile(times.config_ms, 0.5)},
+      {"ms_p10", percentile(times.config_ms, 0.1)},
+      {"ms_p90", percentile(times.config_ms, 0.9)},
+      {"none_ms_median", percentile(times.none_ms, 0.5)},
+      {"ratio_of_medians", percentile(times.config_ms, 0.5) / percentile(times.none_ms, 0.5)},
+      {"median_of_pair_ratios", percentile(ratios, 0.5)},
+      {"pairs", options.pairs},
+      {"after_forward_bytes", memory.after_forward_bytes},
+      {"peak_bytes", memory.peak_bytes},
+      {"offloaded_bytes", stats.offloaded.bytes},
+      {"offloaded_storages", stats.offloaded.tensors},
+      {"fetched_bytes", stats.fetched.bytes},
+      {"reused_bytes", stats.reused.bytes},
+      {"stalls", stats.stalls},
+      {"stalled_ms", stats.stalled_ms},
+      {"stash_peak_bytes", stats.stash.peak_bytes},
+      {"stash_limit_bytes", stats.stash.capacity_bytes},
+      {"window_peak_bytes", stats.window.peak_bytes},
+      {"window_limit_bytes", stats.window.capacity_bytes},
+      {"host_bytes", stats.pool.peak_bytes},
+      {"host_capacity_bytes", stats.pool.capacity_bytes},
+  };
+  if (used != nullptr && options.steady > 0) {
+    const SteadyState steady = run_steadily(workload, offloader, options.steady, device);
+    result["steady"] = {{"steps", steady.steps},
+                        {"pool_growths", steady.pool_growths},
+                        {"device_allocations", steady.device_allocations},
+                        {"most_pool_bytes_between_steps", steady.most_pool_bytes_between_steps}};
+  }
+  return result;
+}
+
+int run(const StepOptions& options) {
+  const c10::Device device = pick_device(options.device);
+  if (options.compare_only) {
+    return compare(options, device);
+  }
+  const StepShape shape = chosen_shape(options);
+  nlohmann::json results = nlohmann::json::array();
+  bool all_equal = true;
+  for (const std::string& dtype : options.dtypes) {
+    const nlohmann::json equal = compare_elsewhere(options, dtype);
+    StepWorkload workload(shape, kDtypes.at(dtype), device);
+    for (const std::string& name : options.configs) {
+      nlohmann::json result = measure(workload, options, name, device);
+      result["dtype"] = dtype;
+      result["shape"] = shape.name;
+      result["layers"] = shape.model.layers;
+      result["device"] = device_name(device);
+      result["gradients_equal"] = equal.at(name);
+      all_equal = all_equal && equal.at(name).get<bool>();
+      std::cout << result.dump() << std::endl;
+      results.push_back(std::move(result));
+      if (!options.out.empty()) {
+        std::ofstream(options.out) << results.dump(1) << "\n";
+      }
+    }
+  }
+  if (!all_equal) {
+    std::cerr << "step: error: gradients differ from plain autograd's\n";
+  }
+  return all_equal ? 0 : 1;
+}
+
+int parse_and_run(int argc, char** argv) {
+  StepOptions options;
+  CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
+  app.add_option("--shape", options.shape, "w1, small or tiny")->capture_default_str();
+  app.add_option("--layers", options.layers, "Instead of the shape's own number");
+  app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember(kDtypes))->capture_default_str();
+  app.add_option("--configs", options.configs, "none, blocking, offload")->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks");
+  app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
+  app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
+  app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
+  app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  return run(options);
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  try {
+    return ebb::parse_and_run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "step: error: " << error.what() << "\n";
+    return 1;
+  }
+}

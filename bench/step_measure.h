@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/step_workload.h"
+#include "offload/options.h"
+
+namespace ebb {
+
+class Offloader;
+
+// The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
+// in the compute stream's own order, as torch's save_on_cpu does), or "offload" (`options` as they are). Throws
+// std::invalid_argument for another name.
+Options config_options(const std::string& name, const Options& options);
+
+struct StepTimes {
+  std::vector<double> none_ms;
+  std::vector<double> config_ms;  // one for each of `none_ms`, run right after it
+};
+
+// Steps of none and of the configuration in turn, after `warm_up` of each.
+StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device);
+
+struct StepMemory {
+  std::uint64_t after_forward_bytes = 0;  // right after the head's linear, logits included, copies out drained
+  std::uint64_t peak_bytes = 0;           // over a whole step
+};
+
+StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, c10::Device device);
+
+// Whether all gradients of one step are those of plain autograd, bit for bit. Deterministic algorithms must be on: on a
+// GPU, plain autograd does not even agree with itself otherwise.
+bool gradients_equal(StepWorkload& workload, Offloader& offloader);
+
+// What must not happen in steady state, counted over `steps` steps.
+struct SteadyState {
+  int steps = 0;
+  std::uint64_t pool_growths = 0;                   // asked the system for host memory
+  std::uint64_t device_allocations = 0;             // cudaMalloc
+  std::uint64_t most_pool_bytes_between_steps = 0;  // leaked blocks
+};
+
+SteadyState run_steadily(StepWorkload& workload, Offloader& offloader, int steps, c10::Device device);
+
+double percentile(std::vector<double> values, double fraction);
+
+}  // namespace ebb

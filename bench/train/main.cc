@@ -1,0 +1,126 @@
+// Trains a byte-level language model on text, with saved activations offloaded: see --help.
+
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "bench/bytes.h"
+#include "bench/device.h"
+#include "bench/llama.h"
+#include "bench/train/options.h"
+#include "bench/train/picture.h"
+#include "bench/train/progress.h"
+#include "bench/train/report.h"
+#include "bench/train/run.h"
+#include "bench/train/sample.h"
+#include "bench/train/text.h"
+#include "bench/train/trainer.h"
+#include "policy/minimum_size.h"
+
+namespace ebb {
+namespace {
+
+constexpr const char* kPrompt = "\n";
+
+Options offloader_options(const TrainOptions& options, bool enabled) {
+  Options chosen = options.ebb;
+  chosen.enabled = enabled;
+  chosen.policy = minimum_size(options.minimum_bytes);
+  chosen.record_timeline = !options.report.empty();
+  return chosen;
+}
+
+void print_start(const TrainOptions& options, const std::string& device, const Text& text) {
+  std::printf("model: %.1f million parameters, %s, on %s\n", static_cast<double>(parameter_count(options.model)) / 1e6,
+              options.dtype.c_str(), device.c_str());
+  std::printf("text: %s in %llu files from %s\n", format_bytes(text.bytes.size()).c_str(),
+              static_cast<unsigned long long>(text.files), text.source.c_str());
+}
+
+// One pass over the steps from the start. With ebb, or for want of a comparison, it also saves and samples.
+RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& memory, bool offload, bool main_run) {
+  memory.reset();
+  Trainer trainer(options, text.bytes, *options.ebb.device);
+  Offloader offloader(offloader_options(options, offload));
+  offloader.exclude(trainer.model());
+  RunResult result;
+  {
+    Progress progress(offload ? "training with ebb" : "training without ebb", options.until,
+                      options.batch * options.seq);
+    result = run_steps(trainer, offloader, memory, options, progress);
+  }
+  if (!offload) {
+    result.saved = plain_saved_memory(trainer, options);
+  }
+  if (!main_run) {
+    return result;
+  }
+  if (!options.save.empty()) {
+    trainer.save(options.save, options.until);
+    std::printf("saved %s\n", options.save.c_str());
+  }
+  if (options.sample > 0) {
+    std::printf("sample:\n%s\n", printable(trainer.sample(kPrompt, options.sample)).c_str());
+  }
+  return result;
+}
+
+int train(TrainOptions options) {
+  if (options.compare) {
+    use_deterministic_algorithms();
+  }
+  const auto device = pick_device(options.device);
+  options.ebb.device = device;
+  DeviceMemory memory(device);
+  const Text text = options.text.empty() ? load_default_text() : load_text(options.text);
+  const std::string name = device_name(device);
+  print_start(options, name, text);
+
+  Report report;
+  report.options = options;
+  report.device = name;
+  report.text = text.source;
+  report.text_bytes = text.bytes.size();
+  report.run = run_once(options, text, memory, options.offload, /*main_run=*/true);
+  report.first_step = options.until - static_cast<std::int64_t>(report.run.losses.size());
+  if (options.compare) {
+    report.plain = run_once(options, text, memory, /*offload=*/false, /*main_run=*/false);
+  }
+  std::printf("\n%s", summary(report).c_str());
+  if (!options.report.empty()) {
+    write_report(report, options.report);
+    const bool drawn = draw_picture(options.report);
+    std::printf("wrote report.json%s to %s\n", drawn ? " and memory.png" : "", options.report.c_str());
+  }
+  return report.plain && !report.losses_equal() ? 1 : 0;
+}
+
+// One line whatever LibTorch adds to its message.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+int fail(const std::string& why) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "train: error: %s\n", first_line(why).c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  try {
+    ebb::TrainOptions options;
+    if (const auto code = ebb::parse_options(argc, argv, options)) {
+      return *code;
+    }
+    return ebb::train(std::move(options));
+  } catch (const c10::Error& error) {
+    return ebb::fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return ebb::fail(error.what());
+  }
+}

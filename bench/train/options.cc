@@ -1,0 +1,163 @@
+#include "bench/train/options.h"
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "bench/bytes.h"
+
+namespace ebb {
+namespace {
+
+constexpr const char* kDescription =
+    "Trains a byte-level Llama-style model on text while ebb moves what autograd saves\n"
+    "off the device: to host memory on a GPU, to disk on a machine without one.\n";
+
+const std::map<std::string, DiskIo> kDiskIo = {
+    {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
+
+// Turns a size's text into bytes wherever CLI11 would read a number, and a bad one into CLI11's usage error.
+CLI::Validator size_text() {
+  return CLI::Validator(
+      [](std::string& text) {
+        try {
+          text = std::to_string(parse_bytes(text));
+          return std::string();
+        } catch (const std::invalid_argument& error) {
+          return std::string(error.what());
+        }
+      },
+      "SIZE");
+}
+
+void add_model_flags(CLI::App& app, TrainOptions& o) {
+  const std::string group = "Model";
+  app.add_option("--dim", o.model.dim, "Width of the model")->capture_default_str()->group(group);
+  app.add_option("--layers", o.model.layers, "Number of blocks")->capture_default_str()->group(group);
+  app.add_option("--heads", o.model.heads, "Query heads; divides --dim")->capture_default_str()->group(group);
+  app.add_option("--kv-heads", o.model.kv_heads, "Key and value heads; divides --heads")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--ffn", o.model.ffn, "Width of the feed-forward part")->capture_default_str()->group(group);
+  app.add_option("--dtype", o.dtype, "Type of weights and activations")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
+      ->capture_default_str()
+      ->group(group);
+}
+
+void add_training_flags(CLI::App& app, TrainOptions& o) {
+  const std::string group = "Training";
+  app.add_option("--steps", o.steps, "Length of the run; the learning rate's schedule spans it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--until", o.until, "Stop after this step of the run (default: --steps)")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  app.add_option("--batch", o.batch, "Sequences in a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--seq", o.seq, "Bytes in a sequence")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--lr", o.learning_rate, "Highest learning rate of AdamW")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--weight-decay", o.weight_decay, "On matrices only")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--warmup", o.warmup, "Steps until the highest learning rate; then a cosine down to a tenth")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--seed", o.seed, "For weights, batches and sample")->capture_default_str()->group(group);
+  app.add_option("--device", o.device, "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--text", o.text, "Train on this file, or all files under this folder (default: LibTorch's headers)")
+      ->type_name("FILE|FOLDER")
+      ->group(group);
+}
+
+void add_result_flags(CLI::App& app, TrainOptions& o) {
+  const std::string group = "Results";
+  app.add_flag("--compare", o.compare, "Train again without ebb; fail unless every loss is equal bit for bit")
+      ->group(group);
+  app.add_option("--report", o.report, "Write report.json and memory.png here")->type_name("FOLDER")->group(group);
+  app.add_option("--save", o.save, "Write weights and optimizer state at the end")->type_name("FILE")->group(group);
+  app.add_option("--resume", o.resume, "Continue from what --save wrote")->type_name("FILE")->group(group);
+  app.add_option("--sample", o.sample, "Bytes of text to generate at the end")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+}
+
+void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, bool& pageable) {
+  const std::string group = "Offloading (sizes such as 64MiB or 2GB)";
+  no_offload = app.add_flag("!--no-offload", o.offload, "Train without ebb")->group(group);
+  const auto size = size_text();
+  app.add_option("--stash", o.ebb.stash_bytes, "Device memory for sources whose copy out is not done (default: chosen)")
+      ->transform(size)
+      ->group(group);
+  app.add_option("--window", o.ebb.window_bytes, "Device memory for what is fetched ahead (default: chosen)")
+      ->transform(size)
+      ->group(group);
+  app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB)")
+      ->transform(size)
+      ->group(group);
+  app.add_option("--capacity", o.ebb.capacity_bytes, "Most host memory or disk to use (default: no limit)")
+      ->transform(size)
+      ->group(group);
+  app.add_option("--spill-folder", o.ebb.spill_folder, "CPU: where the spill file is made")
+      ->type_name("FOLDER")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--io", o.ebb.disk_io, "CPU: auto, uring or threads")
+      ->type_name("KIND")
+      ->transform(CLI::CheckedTransformer(kDiskIo).description(""))
+      ->group(group);
+  app.add_flag("--pageable", pageable, "GPU: ordinary host memory instead of pinned")->group(group);
+}
+
+void validate_together(const TrainOptions& o) {
+  validate(o.model);
+  if (o.until > o.steps) {
+    throw std::invalid_argument("--until must be at most --steps: " + std::to_string(o.until) + " is over " +
+                                std::to_string(o.steps));
+  }
+}
+
+}  // namespace
+
+std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
+  CLI::App app(kDescription, "train");
+  CLI::Option* no_offload = nullptr;
+  bool pageable = false;
+  add_model_flags(app, options);
+  add_training_flags(app, options);
+  add_result_flags(app, options);
+  add_ebb_flags(app, options, no_offload, pageable);
+  app.get_option("--compare")->excludes(no_offload);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  if (app.count("--until") == 0) {
+    options.until = options.steps;
+  }
+  if (pageable) {
+    options.ebb.host_memory = HostMemory::kPageable;
+  }
+  validate_together(options);
+  return std::nullopt;
+}
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "bench/train/options.h"
+#include "bench/train/run.h"
+
+namespace ebb {
+
+// All that a run of the program found out.
+struct Report {
+  TrainOptions options;
+  std::string device;  // its name
+  std::filesystem::path text;
+  std::size_t text_bytes = 0;
+  std::int64_t first_step = 0;
+  RunResult run;                   // with ebb, unless it was switched off
+  std::optional<RunResult> plain;  // without, where a comparison was asked for
+
+  // Whether every loss is equal bit for bit. Only with a comparison.
+  [[nodiscard]] bool losses_equal() const;
+};
+
+// Writes FOLDER/report.json, and makes the folder if it is not there. Throws std::runtime_error or
+// std::filesystem::filesystem_error that names the path. Sizes are bytes, times milliseconds; what was not measured is
+// null. `plain_peak_saved_bytes_on_device` is counted as the other is, by an offloader that keeps everything.
+void write_report(const Report& report, const std::filesystem::path& folder);
+
+// The results side by side, as lines for a terminal.
+std::string summary(const Report& report);
+
+}  // namespace ebb

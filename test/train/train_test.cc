@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+
+#include "test/train/program.h"
+#include "test/train/tiny_run.h"
+
+namespace ebb {
+namespace {
+
+using Json = nlohmann::json;
+
+Json report_of(const TinyRun& train, const std::string& flags) {
+  const auto outcome = train(flags + " --report " + train.file("report"));
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.status == 0);
+  return Json::parse(read_file(train.file("report/report.json")));
+}
+
+}  // namespace
+
+TEST_CASE("training with ebb gives the same loss bits as training without", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "--compare");
+  CHECK(report["losses_equal"] == true);
+  CHECK(report["losses"].size() == 4);
+  CHECK(report["losses"] == report["plain_losses"]);
+  CHECK(report["losses"][0].get<double>() == Approx(5.545).margin(0.1));  // ln 256: an untrained model knows nothing
+  CHECK(report["losses"][3].get<double>() < report["losses"][0].get<double>());
+}
+
+TEST_CASE("bfloat16 training with ebb gives the same loss bits as training without", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "--compare --dtype bfloat16");
+  CHECK(report["losses_equal"] == true);
+  CHECK(report["dtype"] == "bfloat16");
+}
+
+TEST_CASE("a comparison counts the saved bytes of both sides in the same way", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "--compare --layers 8");
+  const auto plain = report["plain_peak_saved_bytes_on_device"].get<std::uint64_t>();
+  // Of a block's saves, 8 have [2, 32, 32] and 4 have [2, 32, 64] float32 values, and at least as much is saved.
+  CHECK(plain >= std::uint64_t{8} * (8 * 8192 + 4 * 16384));
+  CHECK(report["peak_saved_bytes_on_device"].get<std::uint64_t>() < plain);
+  CHECK(report["bytes_offloaded_per_step"].get<std::uint64_t>() > plain / 2);
+  CHECK(report["peak_device_bytes"].get<std::uint64_t>() > 0);
+  CHECK(report["plain_peak_device_bytes"].get<std::uint64_t>() > plain);
+}
+
+TEST_CASE("the report's timeline rises in the forward pass and ends empty in backward", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "--compare");
+  const auto& timeline = report["plain_timeline"];
+  REQUIRE(timeline.size() > 2);
+  CHECK(timeline.front()["backward"] == false);
+  CHECK(timeline.back()["backward"] == true);
+  CHECK(timeline.back()["saved_on_device"] == 0);
+  const auto most = std::max_element(timeline.begin(), timeline.end(), [](const Json& a, const Json& b) {
+    return a["saved_on_device"] < b["saved_on_device"];
+  });
+  CHECK((*most)["saved_on_device"] == report["plain_peak_saved_bytes_on_device"]);
+}
+
+TEST_CASE("a run without a comparison reports null for the plain side", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "");
+  CHECK(report["losses_equal"].is_null());
+  CHECK(report["plain_losses"].is_null());
+  CHECK(report["device"] == "cpu");
+  CHECK(report["steps"] == 4);
+  CHECK(report["ms_per_step"].get<double>() > 0);
+}
+
+TEST_CASE("a run without offload moves nothing and gives the same losses", "[train]") {
+  const TinyRun train;
+  const auto with = report_of(train, "");
+  const auto without = report_of(train, "--no-offload");
+  CHECK(without["bytes_offloaded_per_step"] == 0);
+  CHECK(without["losses"] == with["losses"]);
+}
+
+TEST_CASE("another seed gives other losses", "[train]") {
+  const TinyRun train;
+  CHECK(report_of(train, "--seed 2")["losses"] != report_of(train, "--seed 3")["losses"]);
+}
+
+TEST_CASE("a capacity that holds too little is reported and is not an error", "[train]") {
+  const TinyRun train;
+  const auto report = report_of(train, "--capacity 64KiB --compare");
+  CHECK(report["losses_equal"] == true);
+  CHECK(report["stats"]["kept"]["no room"]["tensors"].get<std::uint64_t>() > 0);
+  CHECK(report["stats"]["pool"]["peak_bytes"].get<std::uint64_t>() <= (std::uint64_t{64} << 10));
+}
+
+TEST_CASE("the sample is as long as asked and the same for the same seed", "[train]") {
+  const TinyRun train;
+  const auto sample = [&] {
+    const auto out = train("--sample 40").out;
+    const auto start = out.find("sample:\n");
+    REQUIRE(start != std::string::npos);
+    return out.substr(start + 8, 40);
+  };
+  const auto first = sample();
+  CHECK(first.size() == 40);
+  CHECK(first == sample());
+}
+
+TEST_CASE("the training program explains itself", "[train]") {
+  const auto outcome = run_program("train", "--help");
+  CHECK(outcome.status == 0);
+  for (const char* flag : {"--steps", "--compare", "--report", "--stash", "--window", "--spill-folder", "--resume"}) {
+    CHECK(outcome.out.find(flag) != std::string::npos);
+  }
+}
+
+TEST_CASE("the minimal program offloads in every step and its loss falls", "[train]") {
+  const auto outcome = run_program("minimal", "");
+  REQUIRE(outcome.status == 0);
+  std::vector<double> losses;
+  std::vector<double> offloaded;
+  for (auto at = outcome.out.find("loss"); at != std::string::npos; at = outcome.out.find("loss", at + 1)) {
+    losses.push_back(std::stod(outcome.out.substr(at + 4)));
+    offloaded.push_back(std::stod(outcome.out.substr(outcome.out.find("offloaded", at) + 9)));
+  }
+  REQUIRE(losses.size() == 5);
+  CHECK(losses.back() < losses.front());
+  CHECK(offloaded.front() > 0);
+  CHECK(std::is_sorted(offloaded.begin(), offloaded.end(), std::less_equal<>()));
+}
+
+}  // namespace ebb
