@@ -62,9 +62,10 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   const c10::Storage& storage = tensor.storage();
   const std::uint64_t bytes = storage.nbytes();
   bool inserted = false;
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
-      storage, static_cast<std::uint32_t>(tensor._version()),
-      [&] { return std::make_shared<SavedStorage>(shared_from_this(), tape, storage); }, inserted);
+      storage, VersionId(version),
+      [&] { return std::make_shared<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
   counters_.saved.add(bytes);
   if (inserted) {
     place(*saved, tensor, *tape);

@@ -42,7 +42,7 @@ std::optional<Kept> Exclusions::reason(const at::Tensor& tensor) {
   if (excluded_.contains(storage)) {
     return Kept::kExcluded;
   }
-  if (storage.data_ptr().get_deleter() == &c10::detail::deleteNothing) {
+  if (storage.data_ptr().get_context() == nullptr) {  // nothing to hand back when it is freed
     return Kept::kNonOwning;
   }
   return std::nullopt;

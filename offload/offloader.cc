@@ -21,7 +21,7 @@ c10::Device resolve(const std::optional<c10::Device>& device) {
     return gpu ? c10::Device(c10::kCUDA, c10::cuda::current_device()) : c10::Device(c10::kCPU);
   }
   if (!device->is_cuda()) {
-    return c10::Device(c10::kCPU);
+    return *device;
   }
   TORCH_CHECK(device->index() < c10::cuda::device_count(), "ebb: Options::device is ", device->str(),
               ", but this machine has ", c10::cuda::device_count(), " CUDA devices");

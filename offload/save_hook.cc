@@ -25,7 +25,8 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {
     core.count_kept(*reason, tensor);
-    tensor_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
+    const bool view_of_leaf = *reason == Kept::kParameter && tensor.is_view();
+    tensor_ = tensor.is_leaf() || view_of_leaf ? tensor : tensor.tensor_data();
     return;
   }
   use_.emplace(core.save(tensor, scope.tape()));

@@ -30,13 +30,15 @@ SavedStorage::Use::~Use() {
 
 c10::Storage SavedStorage::Use::get() { return storage_->get(*this); }
 
-SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source)
+SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
+                           c10::VariableVersion version)
     : core_(std::move(core)),
       tape_(std::move(tape)),
       bytes_(source.nbytes()),
       source_(source.getWeakStorageImpl()),
       source_identity_(source.unsafeGetStorageImpl()),
       source_data_(source.data()),
+      version_(std::move(version)),
       kept_(std::move(source)),
       on_device_(std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_))),
       source_lease_(on_device_) {}

@@ -8,6 +8,7 @@
 
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
+#include <c10/core/TensorImpl.h>
 
 #include "offload/fetched.h"
 #include "offload/gauge.h"
@@ -54,7 +55,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     std::uint64_t seen_ = 0;  // LOCK: storage_->mutex_. The round in which this use last got the bytes
   };
 
-  SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source);
+  SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
+               c10::VariableVersion version);
   ~SavedStorage();
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;
@@ -87,6 +89,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
   const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
+  const c10::VariableVersion version_;  // kept alive for VersionId
 
   std::mutex mutex_;
   State state_ = State::kKept;                // LOCK: mutex_, as all below

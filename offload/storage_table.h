@@ -8,6 +8,8 @@
 
 #include <c10/core/Storage.h>
 
+#include "offload/version_id.h"
+
 namespace ebb {
 
 class SavedStorage;
@@ -22,7 +24,7 @@ class StorageTable {
   // The storage's SavedStorage in this version, or the one that `make()` returns, entered. A storage whose memory was
   // resized or swapped is another one, even where its version says nothing of it.
   template <typename Make>
-  std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, std::uint32_t version, Make make,
+  std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, const VersionId& version, Make make,
                                                bool& inserted) {
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[storage.unsafeGetStorageImpl()];
@@ -43,7 +45,7 @@ class StorageTable {
   struct Entry {
     std::weak_ptr<SavedStorage> saved;
     const SavedStorage* identity = nullptr;  // still comparable when `saved` has expired
-    std::uint32_t version = 0;
+    VersionId version;
     const void* data = nullptr;
     std::size_t bytes = 0;
   };

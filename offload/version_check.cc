@@ -11,6 +11,7 @@ namespace ebb {
 VersionCheck::VersionCheck(const at::Tensor& saved)
     : counter_(saved.unsafeGetTensorImpl()->version_counter()),
       saved_version_(counter_.current_version()),
+      saved_(saved.getIntrusivePtr()),
       grad_fn_(saved.grad_fn()),
       output_nr_(static_cast<std::uint32_t>(saved.output_nr())) {}
 
@@ -23,7 +24,7 @@ void VersionCheck::check(const at::Tensor& like) const {
   std::ostringstream message;
   message << "one of the variables needed for gradient computation has been modified by an inplace operation: ["
           << like.toString() << " " << like.sizes() << "]";
-  if (const auto grad_fn = grad_fn_.lock()) {
+  if (const auto grad_fn = producer()) {
     message << ", which is output " << output_nr_ << " of " << grad_fn->name() << ",";
   }
   message << " is at version " << version << "; expected version " << saved_version_ << " instead.";
@@ -32,9 +33,22 @@ void VersionCheck::check(const at::Tensor& like) const {
                "variable in question was changed in there or anywhere later. Good luck!";
   } else {
     message << " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-               "torch.autograd.set_detect_anomaly(True).";
+               "torch.autograd.set_detect_anomaly(True, check_nan=False).";
   }
   TORCH_CHECK(false, message.str());
+}
+
+// LibTorch names the node that made what the tensor holds now, unless the saving node saved its own output: then it
+// names that node, which is the one that runs while its saves are unpacked.
+std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
+  const std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
+  if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {
+    return at_save;
+  }
+  if (auto alive = saved_.lock()) {
+    return at::Tensor(std::move(alive)).grad_fn();
+  }
+  return at_save;
 }
 
 }  // namespace ebb

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 namespace at {
 class Tensor;
@@ -27,12 +28,13 @@ class VersionCheck {
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
 
-  [[nodiscard]] std::uint32_t saved_version() const { return saved_version_; }
-
  private:
+  [[nodiscard]] std::shared_ptr<torch::autograd::Node> producer() const;
+
   const c10::VariableVersion counter_;  // shared with the tensor and all its views
   const std::uint32_t saved_version_;
-  const std::weak_ptr<torch::autograd::Node> grad_fn_;  // weak: the node may own this save
+  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> saved_;  // weak, as is the next:
+  const std::weak_ptr<torch::autograd::Node> grad_fn_;                              // the node may own this save
   const std::uint32_t output_nr_;
 };
 

@@ -126,11 +126,19 @@ Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* fr
   const char* const name = lane == SimulatedQueueId::Kind::kOutLane ? "copy_out" : "copy_in";
   TORCH_CHECK(to != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the destination is null");
   TORCH_CHECK(from != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the source is null");
-  std::function<void()> work = [to, from, bytes] { std::memcpy(to, from, bytes); };
+  std::vector<Ticket> tickets(after.begin(), after.end());
+  std::function<void()> work = [to, from, bytes, tickets] {
+    for (const Ticket& ticket : tickets) {
+      if (ticket != nullptr) {
+        ticket->synchronize();  // done by now; throws if it failed
+      }
+    }
+    std::memcpy(to, from, bytes);
+  };
   if (next_copy_fails()) {
     work = [] { throw std::runtime_error("simulated copy failure"); };
   }
-  return queues_->push({lane}, std::move(work), {after.begin(), after.end()});
+  return queues_->push({lane}, std::move(work), std::move(tickets));
 }
 
 bool SimulatedTier::next_copy_fails() {

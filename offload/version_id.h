@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <c10/core/TensorImpl.h>
+
+namespace ebb {
+
+// Which version counter, and what it reads: two saves of one storage have the same bytes if both are the same. The
+// number alone would not do: `.data()` and `set_` give tensors over one storage counters of their own.
+//
+// Lifetime: a counter's address may be used again after the counter's end, so whoever compares keeps it alive.
+struct VersionId {
+  // Note [Identity of a version counter]
+  // c10::VariableVersion is one pointer to the shared counter and offers no way to compare it, so its bytes are
+  // compared.
+  explicit VersionId(const c10::VariableVersion& version) : number(version.current_version()) {
+    static_assert(sizeof(c10::VariableVersion) == sizeof(counter));
+    std::memcpy(&counter, &version, sizeof(counter));
+  }
+  VersionId() = default;
+
+  friend bool operator==(const VersionId&, const VersionId&) = default;
+
+  const void* counter = nullptr;
+  std::uint32_t number = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,105 @@
+// Threads: shared offloaders, one for each, and backward where it pleases.
+
+#include <array>
+#include <thread>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <catch2/catch.hpp>
+
+#include "test/offload/parity.h"
+
+namespace ebb {
+namespace {
+
+at::Tensor network(Inputs& in) {
+  at::Tensor x = in.activation({5, 8});
+  for (int layer = 0; layer < 2; ++layer) {
+    x = at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin();
+  }
+  return x;
+}
+
+TEST_CASE_METHOD(NoLeak, "backward may run on another thread than forward") {
+  expect_parity([](const Run& run) {
+    Inputs in;
+    auto guard = run.guard();
+    const at::Tensor loss = in.loss(network(in));
+    guard.reset();
+    std::thread([&] { loss.backward(); }).join();
+    return in.gradients();
+  });
+}
+
+// Runs `program` on each of `threads` threads, `steps` times, and checks the outcomes.
+void expect_parity_on_threads(const Program& program, const std::vector<Offloader*>& offloaders, int steps) {
+  const Outcome expected = plain(program);
+  std::vector<std::vector<Outcome>> outcomes(offloaders.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < offloaders.size(); ++i) {
+    threads.emplace_back([&, i] {
+      for (int step = 0; step < steps; ++step) {
+        outcomes[i].push_back(outcome(program, Run(offloaders[i])));
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const auto& of_thread : outcomes) {
+    for (const Outcome& found : of_thread) {
+      check_same(expected, found);
+    }
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "threads that share an offloader do not disturb one another") {
+  for (const Setting& setting : all_settings()) {
+    INFO(setting.name);
+    Rig rig(setting);
+    Offloader* const shared = &rig.offloader();
+    expect_parity_on_threads(train(network, true), {shared, shared, shared}, 5);
+    expect_parity_on_threads(train(network, false), {shared, nullptr}, 5);
+    rig.check_empty();
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "eight threads with an offloader each do not disturb one another") {
+  std::vector<std::unique_ptr<Rig>> rigs;
+  std::vector<Offloader*> offloaders;
+  for (std::size_t i = 0; i < 8; ++i) {
+    rigs.push_back(std::make_unique<Rig>(all_settings()[i]));
+    offloaders.push_back(&rigs.back()->offloader());
+  }
+  expect_parity_on_threads(train(network, true), offloaders, 5);
+}
+
+TEST_CASE_METHOD(NoLeak, "threads that go backward at once through graphs that share saves get exact gradients") {
+  expect_parity([](const Run& run) {
+    Inputs shared;
+    std::array<Inputs, 4> in;
+    Tensors losses;
+    {
+      const auto guard = run.guard();
+      const at::Tensor factor = network(shared).exp();
+      for (Inputs& each : in) {
+        losses.push_back((each.activation({5, 8}) * factor).pow(2).sum());
+      }
+    }
+    std::vector<std::thread> threads;
+    for (const at::Tensor& loss : losses) {
+      threads.emplace_back([&loss] { loss.backward({}, /*retain_graph=*/true); });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    Tensors results = shared.gradients();  // each a sum of four equal ones, whatever their order
+    for (const Inputs& each : in) {
+      results.push_back(each.gradients()[0]);
+    }
+    return results;
+  });
+}
+
+}  // namespace
+}  // namespace ebb
