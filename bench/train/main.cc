@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -83,7 +84,7 @@ int train(TrainOptions options) {
   Report report;
   report.options = options;
   report.device = name;
-  report.text = text.source;
+  report.text = options.text.empty() ? std::filesystem::path("LibTorch's C++ headers") : options.text;
   report.text_bytes = text.bytes.size();
   report.run = run_once(options, text, memory, options.offload, /*main_run=*/true);
   report.first_step = options.until - static_cast<std::int64_t>(report.run.losses.size());

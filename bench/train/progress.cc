@@ -33,9 +33,9 @@ void Progress::show(const Step& step) {
     return;
   }
   constexpr double kMsPerSecond = 1000.0;
-  std::printf("%sstep %lld/%lld  loss %.4f  %.0f tokens/s  device %s  offloaded %s  stalls %llu%s",
+  std::printf("%sstep %lld/%lld  loss %.4f  %.0f tokens/s  device peak %s  offloaded %s  stalls %llu%s",
               live_ ? "\r\033[K" : "", static_cast<long long>(step.step), static_cast<long long>(steps_), step.loss,
-              static_cast<double>(tokens_) * kMsPerSecond / step.ms, format_bytes(step.device_bytes).c_str(),
+              static_cast<double>(tokens_) * kMsPerSecond / step.ms, format_bytes(step.device_peak_bytes).c_str(),
               format_bytes(step.offloaded_bytes).c_str(), static_cast<unsigned long long>(step.stalls),
               live_ ? "" : "\n");
   std::fflush(stdout);

@@ -64,7 +64,7 @@ RunResult run_steps(Trainer& trainer, Offloader& offloader, const DeviceMemory& 
     progress.show({.step = index + 1,
                    .loss = result.losses.back(),
                    .ms = result.step_ms.back(),
-                   .device_bytes = memory.now_bytes(),
+                   .device_peak_bytes = memory.peak_bytes(),
                    .offloaded_bytes = result.stats.offloaded.bytes,
                    .stalls = result.stats.stalls});
   }
