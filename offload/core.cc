@@ -27,7 +27,7 @@ Core::Core(Options options, std::shared_ptr<Tier> tier)
     : options_(std::move(options)),
       tier_(std::move(tier)),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
-      on_device_(options_.record_timeline ? &timeline_ : nullptr),
+      account_(std::make_shared<DeviceAccount>(options_.record_timeline)),
       exclusions_(tier_->device()),
       policy_needs_operation_(options_.policy->needs_operation()),
       stash_(*tier_) {}
@@ -66,12 +66,12 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
       storage, VersionId(version),
       [&] { return std::make_shared<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
-  counters_.saved.add(bytes);
   if (inserted) {
     place(*saved, tensor, *tape);
   } else {
     counters_.deduplicated.add(bytes);
   }
+  counters_.saved.add(bytes);
   return saved;
 }
 
@@ -89,7 +89,7 @@ void Core::place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape) {
   }
   check_window(bytes);
   std::optional<Block> block = tier_->try_acquire(bytes);
-  warn_if_host_memory_is_short();
+  warn_if_host_memory_is_short(/*refused=*/!block);
   if (!block) {
     keep(Kept::kNoRoom);
     return;
@@ -123,19 +123,21 @@ void Core::check_window(std::uint64_t bytes) const {
               "tensors by a policy or a NoOpGuard.");
 }
 
-void Core::warn_if_host_memory_is_short() {
-  const std::uint64_t growths = tier_->pool_stats().growths;
-  if (growths_seen_.exchange(growths) == growths || warned_of_host_memory_) {
+// Reading the kernel's figures takes tens of microseconds, so only when the pool has grown or could not.
+void Core::warn_if_host_memory_is_short(bool refused) {
+  const PoolStats pool = tier_->pool_stats();
+  if ((growths_seen_.exchange(pool.growths) == pool.growths && !refused) || warned_of_host_memory_) {
     return;
   }
   const SystemMemory memory = read_system_memory();
   const double used = 1.0 - static_cast<double>(memory.available_bytes) / static_cast<double>(memory.total_bytes);
-  if (used > options_.host_memory_warning && !warned_of_host_memory_.exchange(true)) {
-    log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
-                " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
-                " are available, and the offload pool holds " + human_bytes(tier_->pool_stats().capacity_bytes) +
-                ". Options::capacity_bytes bounds it.");
+  if (used <= options_.host_memory_warning || warned_of_host_memory_.exchange(true)) {
+    return;
   }
+  log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
+              " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
+              " are available; saves hold " + human_bytes(pool.capacity_bytes) +
+              (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
 }
 
 std::uint64_t Core::limit(const std::optional<std::uint64_t>& set) const {
@@ -144,17 +146,18 @@ std::uint64_t Core::limit(const std::optional<std::uint64_t>& set) const {
 
 c10::DataPtr Core::counted(c10::DataPtr memory, std::size_t bytes) {
   struct Counted {
-    std::shared_ptr<Core> core;  // destroyed last: the gauge lives in it
+    std::shared_ptr<DeviceAccount> account;  // destroyed last: the lease counts there
     Gauge::Lease on_device;
     c10::DataPtr memory;
   };
   void* const data = memory.get();
   const c10::Device device = memory.device();
-  auto* const counted = new Counted{shared_from_this(), on_device_.hold(bytes), std::move(memory)};
+  auto* const counted = new Counted{account_, account_->held.hold(bytes), std::move(memory)};
   return {data, counted, [](void* context) { delete static_cast<Counted*>(context); }, device};
 }
 
-Stats Core::stats() const {
+Stats Core::stats() {
+  stash_.sweep();  // what is over is not held
   Stats stats;
   stats.saved = counters_.saved.count();
   stats.offloaded = counters_.offloaded.count();
@@ -164,9 +167,9 @@ Stats Core::stats() const {
   stats.fetched = counters_.fetched.count();
   stats.reused = counters_.reused.count();
   stats.steps = counters_.steps;
-  const StallStats stalls = tier_->stall_stats();
   {
     const std::lock_guard lock(reset_mutex_);
+    const StallStats stalls = tier_->stall_stats();
     stats.stalls = stalls.count - stalls_at_reset_.count;
     stats.stalled_ms = stalls.total_ms - stalls_at_reset_.total_ms;
   }
@@ -175,7 +178,7 @@ Stats Core::stats() const {
   stats.pool_growths = pool.growths;
   stats.stash = {stash_.gauge().now_bytes(), stash_.gauge().peak_bytes(), stash_limit()};
   stats.window = {window_.now_bytes(), window_.peak_bytes(), window_limit()};
-  stats.saved_on_device = {on_device_.now_bytes(), on_device_.peak_bytes(), 0};
+  stats.saved_on_device = {account_->held.now_bytes(), account_->held.peak_bytes(), 0};
   return stats;
 }
 
@@ -183,10 +186,9 @@ void Core::reset_stats() {
   counters_.reset();
   stash_.gauge().reset_peak();
   window_.reset_peak();
-  on_device_.reset_peak();
-  const StallStats stalls = tier_->stall_stats();
+  account_->held.reset_peak();
   const std::lock_guard lock(reset_mutex_);
-  stalls_at_reset_ = stalls;
+  stalls_at_reset_ = tier_->stall_stats();
 }
 
 }  // namespace ebb

@@ -12,6 +12,7 @@
 #include <c10/core/Storage.h>
 
 #include "offload/counters.h"
+#include "offload/device_account.h"
 #include "offload/exclusions.h"
 #include "offload/gauge.h"
 #include "offload/options.h"
@@ -20,7 +21,6 @@
 #include "offload/stash.h"
 #include "offload/storage_table.h"
 #include "offload/tape.h"
-#include "offload/timeline.h"
 #include "streams/tier.h"
 
 namespace ebb {
@@ -46,7 +46,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void count_kept(Kept reason, const at::Tensor& tensor);
 
   // Saves a movable tensor's storage: finds the copy that exists, or asks the policy and starts one.
-  // Throws what the policy throws, and c10::Error for a storage larger than a window that was set.
+  // Throws what the policy throws, c10::Error for a storage larger than a window that was set, and what the tier throws
+  // that cannot start the copy. The save is then as if it had not been made.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape);
 
   // The SavedStorage is being destroyed.
@@ -59,21 +60,21 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Tier& tier() { return *tier_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
-  [[nodiscard]] Gauge& on_device() { return on_device_; }
+  [[nodiscard]] Gauge& on_device() { return account_->held; }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
-  [[nodiscard]] Timeline& timeline() { return timeline_; }
+  [[nodiscard]] Timeline& timeline() { return account_->timeline; }
   [[nodiscard]] std::uint64_t stash_limit() const { return limit(options_.stash_bytes); }
   [[nodiscard]] std::uint64_t window_limit() const { return limit(options_.window_bytes); }
 
-  [[nodiscard]] Stats stats() const;
+  [[nodiscard]] Stats stats();
   void reset_stats();
 
  private:
   Decision decide(const at::Tensor& tensor, Tape& tape);
   void place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape);
   void check_window(std::uint64_t bytes) const;
-  void warn_if_host_memory_is_short();
+  void warn_if_host_memory_is_short(bool refused);
   [[nodiscard]] std::uint64_t limit(const std::optional<std::uint64_t>& set) const;
 
   const Options options_;
@@ -83,9 +84,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Counters counters_;
   StallStats stalls_at_reset_;  // LOCK: reset_mutex_
-  mutable std::mutex reset_mutex_;
-  Timeline timeline_;
-  Gauge on_device_;
+  std::mutex reset_mutex_;
+  const std::shared_ptr<DeviceAccount> account_;
   Gauge window_;
   Exclusions exclusions_;
   StorageTable table_;

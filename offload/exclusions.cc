@@ -36,6 +36,9 @@ std::optional<Kept> Exclusions::reason(const at::Tensor& tensor) {
   if (storage.nbytes() == 0) {
     return Kept::kEmpty;
   }
+  if (storage.data() == nullptr) {  // a ZeroTensor has sizes and no memory
+    return Kept::kUnmovable;
+  }
   if (is_parameter(tensor)) {
     return Kept::kParameter;
   }

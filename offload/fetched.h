@@ -29,6 +29,7 @@ class Fetched {
   Fetched& operator=(const Fetched&) = delete;
 
   [[nodiscard]] c10::Stream stream() const { return stream_; }
+  [[nodiscard]] bool is_source() const { return arrived_ == nullptr; }
 
   // Makes the stream wait for the bytes and returns them. From here on they are no longer fetched "ahead".
   // Throws what the copy failed with, where the host can know.

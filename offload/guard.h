@@ -8,8 +8,12 @@ class Core;
 class Offloader;
 
 // While it lives, tensors that autograd saves on this thread go through the offloader. So do saves that autograd's
-// engine threads make for a backward called under it (double backward). Guards nest; the innermost wins. Leaving the
-// guard, or destroying the offloader, before backward is fine: what was saved comes back all the same.
+// engine threads make for a backward called under it (double backward). Guards nest; the innermost wins. The guard of
+// an offloader that is switched off is no guard at all. Leaving the guard, or destroying the offloader, before backward
+// is fine: what was saved comes back all the same.
+//
+// Streams: a saved tensor is taken to be owned by the stream that is current when it is saved. A tensor from another
+// stream's memory must be known there, by record_stream, as it must for any other asynchronous use.
 //
 // Note [Guards neither copy nor move]
 // A guard restores the thread's previous state, so it must end on the thread and in the scope where it began.

@@ -1,5 +1,6 @@
 #include "offload/offloader.h"
 
+#include <stdexcept>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -23,6 +24,8 @@ c10::Device resolve(const std::optional<c10::Device>& device) {
   if (!device->is_cuda()) {
     return *device;
   }
+  TORCH_CHECK(c10::cuda::device_count() > 0, "ebb: Options::device is ", device->str(),
+              ", but this machine has no CUDA device that can be used");
   TORCH_CHECK(device->index() < c10::cuda::device_count(), "ebb: Options::device is ", device->str(),
               ", but this machine has ", c10::cuda::device_count(), " CUDA devices");
   return device->has_index() ? *device : c10::Device(c10::kCUDA, c10::cuda::current_device());
@@ -79,7 +82,10 @@ Offloader::Offloader(Options options) {
 }
 
 Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
-  options.device = tier->device();
+  if (tier == nullptr) {
+    throw std::invalid_argument("ebb: Offloader needs a tier, and was given a null pointer");
+  }
+  options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
   core_ = make_core(std::move(options), std::move(tier));
 }

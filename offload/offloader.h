@@ -6,6 +6,7 @@
 
 #include "offload/options.h"
 #include "offload/stats.h"
+#include "offload/timeline_sample.h"
 
 namespace at {
 class Tensor;
@@ -18,13 +19,6 @@ namespace ebb {
 
 class Core;
 class Tier;
-
-// One point of the timeline: what ebb holds in device memory after a save, a use or a release.
-struct TimelineSample {
-  double ms = 0;                      // since the timeline was last taken
-  std::uint64_t saved_on_device = 0;  // bytes
-  bool backward = false;              // taken inside autograd's engine
-};
 
 // Owns what a training run needs to move saved activations away and back: the tier with its lanes and pool, the policy,
 // the learned order of backward, the statistics. Make one, before the loop, and put OffloadGuards on it. Several may
@@ -45,17 +39,18 @@ class Offloader {
   Offloader& operator=(const Offloader&) = delete;
 
   // Never moves these tensors nor any view of their storages. Leaves that require gradients need no mention; this is
-  // for buffers, frozen weights and the like. The tensors are not kept alive.
+  // for buffers, frozen weights and the like. The tensors are not kept alive. Call it after the last `to(device)` or
+  // `to(dtype)`: those give a module new storages.
   void exclude(const torch::nn::Module& module);
   void exclude(const at::Tensor& tensor);
 
-  // Makes the calling thread's compute stream wait for all copies out and lets their sources go. For measuring;
-  // training does not need it.
+  // Makes the streams that made them wait for all copies out, and lets their sources go. For measuring; training does
+  // not need it.
   void drain();
 
   [[nodiscard]] Stats stats() const;
 
-  // Sets all counts to zero and all peaks to the present levels.
+  // Sets all counts to zero and all peaks but the pool's to the present levels.
   void reset_stats();
 
   // The samples since the last call, if Options::record_timeline was set. At most one million are held.

@@ -38,9 +38,8 @@ struct Options {
   // What leaves the device. nullptr: minimum_size(1 MiB) (policy/minimum_size.h has the measurement behind it).
   std::shared_ptr<Policy> policy = nullptr;
 
-  // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the
-  // oldest. nullopt: a twelfth of the bytes that the last step saved, at least two of its largest storages, at most 2
-  // GiB.
+  // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
+  // nullopt: a twelfth of the bytes that the last step saved, at most 2 GiB, but room for two of its largest storages.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
   // Device memory fetched ahead of its use in backward. nullopt: as for the stash. A storage larger than a window

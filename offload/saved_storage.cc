@@ -43,7 +43,10 @@ SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tap
       on_device_(std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_))),
       source_lease_(on_device_) {}
 
-SavedStorage::~SavedStorage() { core_->forget(*this); }
+SavedStorage::~SavedStorage() {
+  core_->forget(*this);
+  core_->stash().sweep();
+}
 
 void SavedStorage::send_out(Block block, c10::Stream stream) {
   Tier& tier = core_->tier();
@@ -67,12 +70,11 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
 c10::Storage SavedStorage::get(Use& use) {
   const c10::Stream stream = core_->tier().current_stream();
   std::shared_ptr<Fetched> fetched;
-  std::shared_ptr<Fetched> no_longer_needed;
   c10::Storage storage;
-  bool first = false;
   {
     const std::lock_guard lock(mutex_);
     if (state_ == State::kKept) {
+      tape_->begin_use();
       return kept_;
     }
     if (state_ == State::kBack && back_->stream() == stream) {
@@ -81,28 +83,39 @@ c10::Storage SavedStorage::get(Use& use) {
       storage = *std::move(source);
       core_->counters().reused.add(bytes_);
     } else if (state_ == State::kBack) {
-      fetched =
-          fetch(stream, {});  // another stream asks than the one that owns the copy: it gets one of its own (R4, R5)
+      fetched = fetch(stream, {});  // another stream asks than the one that owns the copy: it gets its own (R4, R5)
     } else {
       back_ = fetch(stream, {});
       state_ = State::kBack;
       fetched = back_;
     }
-    first = std::exchange(told_round_, round_) != round_;
-    if (mark_used(use)) {
-      no_longer_needed = let_go();
-    }
   }
   // The lock is released: on the CPU this may take as long as the disk does.
   if (fetched != nullptr) {
-    storage = fetched->get();
+    storage = wait_for(fetched);
   }
-  if (first) {
+  if (mark_used(use)) {
     tape_->used(position_);
   }
   tape_->fetch_ahead();
   core_->stash().sweep();
   return storage;
+}
+
+c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
+  try {
+    if (fetched->is_source()) {
+      core_->counters().reused.add(bytes_);
+    }
+    return fetched->get();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    if (back_ == fetched) {  // whoever asks next tries again
+      back_ = nullptr;
+      state_ = State::kAway;
+    }
+    throw;
+  }
 }
 
 bool SavedStorage::fetch_ahead() {
@@ -139,13 +152,19 @@ std::shared_ptr<Fetched> SavedStorage::let_go() {
   return std::exchange(back_, nullptr);
 }
 
-// Whether this was the last pending use.
+// Whether this was the round's first use. After the last pending one the device copy goes.
 bool SavedStorage::mark_used(Use& use) {
+  std::shared_ptr<Fetched> no_longer_needed;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  const bool first = std::exchange(told_round_, round_) != round_;
   if (use.seen_ != round_) {
     use.seen_ = round_;
     --pending_;
   }
-  return pending_ == 0;
+  if (pending_ == 0) {
+    no_longer_needed = let_go();
+  }
+  return first;
 }
 
 // The source, if somebody still has it with the bytes that were saved (a resized or swapped storage has others).

@@ -34,7 +34,8 @@ class Tape;
 // Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
 // needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
 //
-// Threads: every member may be called from any thread. The mutex is never held across a wait.
+// Threads: every member may be called from any thread. The mutex is held while copies are started, never while one is
+// waited for.
 class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
  public:
   // One save's share. Destroyed with the save.
@@ -80,6 +81,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
   std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
   std::shared_ptr<Gauge::Lease> device_lease();
+  c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
   bool mark_used(Use& use);
   std::shared_ptr<Fetched> let_go();
 

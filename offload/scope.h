@@ -28,7 +28,7 @@ class Scope final : public c10::DebugInfoBase {
 
   [[nodiscard]] const std::shared_ptr<Core>& core() const { return core_; }
 
-  // The step that a save made now belongs to. See Core::tape.
+  // The step that a save made now belongs to. See Core::tape_of_this_thread.
   [[nodiscard]] std::shared_ptr<Tape> tape();
 
  private:

@@ -6,12 +6,7 @@
 
 namespace ebb {
 
-Stash::~Stash() {
-  try {
-    drain();
-  } catch (...) {  // a failed copy reads no more either
-  }
-}
+Stash::~Stash() { drain(); }
 
 void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
                  std::uint64_t limit_bytes) {
@@ -27,7 +22,7 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   }
 }
 
-void Stash::sweep() {
+void Stash::sweep() noexcept {
   while (true) {
     std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
     {
@@ -41,9 +36,9 @@ void Stash::sweep() {
   }
 }
 
-void Stash::drain() { shrink_to(0); }
+void Stash::drain() noexcept { shrink_to(0); }
 
-void Stash::shrink_to(std::uint64_t limit_bytes) {
+void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
   while (gauge_.now_bytes() > limit_bytes) {
     std::optional<Entry> oldest;
     {
@@ -56,7 +51,11 @@ void Stash::shrink_to(std::uint64_t limit_bytes) {
     }
     // Only then is the source let go: work that reuses its memory comes later on the same stream (R1 in
     // docs/design.md). The host may wait here (disk), so the lock is not held.
-    tier_.wait(oldest->stream, oldest->left);
+    try {
+      tier_.wait(oldest->stream, oldest->left);
+    } catch (...) {
+      // A failed copy reads no more either. Whoever asks for its bytes hears of the error.
+    }
   }
 }
 

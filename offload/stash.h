@@ -32,10 +32,10 @@ class Stash {
             std::uint64_t limit_bytes);
 
   // Lets go of the oldest sources whose copies are done. Never waits.
-  void sweep();
+  void sweep() noexcept;
 
   // Makes the owning streams wait for all copies and lets go of everything.
-  void drain();
+  void drain() noexcept;
 
   [[nodiscard]] const Gauge& gauge() const { return gauge_; }
   [[nodiscard]] Gauge& gauge() { return gauge_; }
@@ -49,7 +49,7 @@ class Stash {
     c10::Stream stream;
   };
 
-  void shrink_to(std::uint64_t limit_bytes);
+  void shrink_to(std::uint64_t limit_bytes) noexcept;
 
   Tier& tier_;
   Gauge gauge_;

@@ -34,9 +34,10 @@ struct Level {
   std::uint64_t capacity_bytes = 0;  // the limit in force; 0 where there is none
 };
 
-// Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call.
+// Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call. `pool`
+// and `pool_growths` always count from the start.
 struct Stats {
-  Count saved;                             // every pack: the sum of the four below by tensors
+  Count saved;                             // every pack: by tensors, the sum of offloaded, deduplicated and all kept
   Count offloaded;                         // storages copied out
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by Kept

@@ -35,17 +35,27 @@ std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t byte
   return storages_.size() - 1;
 }
 
-void Tape::used(std::size_t position) {
-  const std::lock_guard lock(mutex_);
-  if (!in_use_) {
-    begin_use();
+void Tape::begin_use() {
+  if (in_use_) {
+    return;
   }
+  const std::lock_guard lock(mutex_);
+  begin_use_locked();
+}
+
+void Tape::used(std::size_t position) {
+  begin_use();
+  const std::lock_guard lock(mutex_);
   if (used_[position]) {  // backward runs over this graph again
     used_.assign(used_.size(), false);
     first_pass_ = false;
+    fetched_to_ = 0;
   }
   used_[position] = true;
-  if (position < rank_.size()) {  // else it was saved by the backward pass itself, in no order that is known
+  if (position < rank_.size()) {       // else it was saved by the backward pass itself, in no order that is known
+    if (rank_[position] != cursor_) {  // not what was expected: look again at what has been passed over
+      fetched_to_ = 0;
+    }
     cursor_ = rank_[position] + 1;
     if (first_pass_) {
       observed_.push_back(static_cast<std::uint32_t>(position));
@@ -53,7 +63,10 @@ void Tape::used(std::size_t position) {
   }
 }
 
-void Tape::begin_use() {
+void Tape::begin_use_locked() {
+  if (in_use_) {
+    return;
+  }
   const std::size_t count = storages_.size();
   order_ = book_->recall(signature_, count);
   rank_.resize(count);
@@ -68,25 +81,23 @@ void Tape::fetch_ahead() {
   if (!one_at_a_time) {
     return;
   }
-  std::size_t rank = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    rank = cursor_;
-  }
   while (true) {
     std::shared_ptr<SavedStorage> next;
+    std::size_t rank = 0;
     {
       const std::lock_guard lock(mutex_);
-      while (rank < order_.size() && next == nullptr) {
-        const std::uint32_t position = order_[rank++];
-        if (!used_[position]) {
-          next = storages_[position].lock();
+      for (rank = std::max(cursor_, fetched_to_); rank < order_.size() && next == nullptr; ++rank) {
+        if (!used_[order_[rank]]) {
+          next = storages_[order_[rank]].lock();
         }
       }
+      fetched_to_ = next == nullptr ? rank : rank - 1;
     }
     if (next == nullptr || !next->fetch_ahead()) {
       return;
     }
+    const std::lock_guard lock(mutex_);
+    fetched_to_ = std::max(fetched_to_, rank);
   }
 }
 

@@ -32,6 +32,9 @@ class Tape {
   // Adds a storage that went away. Returns its position.
   std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes);
 
+  // Backward has begun: it has asked for something that this step saved.
+  void begin_use();
+
   // Backward has asked for the storage at this position.
   void used(std::size_t position);
 
@@ -42,7 +45,7 @@ class Tape {
   [[nodiscard]] bool in_use() const { return in_use_; }
 
  private:
-  void begin_use();
+  void begin_use_locked();
 
   const std::shared_ptr<OrderBook> book_;
   std::atomic<bool> in_use_{false};
@@ -60,7 +63,8 @@ class Tape {
   std::vector<std::uint32_t> rank_;      // of each position in `order_`
   std::vector<std::uint32_t> observed_;  // what the first pass really did
   bool first_pass_ = true;
-  std::size_t cursor_ = 0;  // rank behind the last use
+  std::size_t fetched_to_ = 0;  // rank up to which everything unused has been fetched ahead
+  std::size_t cursor_ = 0;      // rank behind the last use
 };
 
 }  // namespace ebb

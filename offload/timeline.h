@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "offload/offloader.h"
+#include "offload/timeline_sample.h"
 
 namespace ebb {
 

@@ -23,7 +23,7 @@ class MinimumSize final : public Wrapper {
   const std::uint64_t bytes_;
 };
 
-// Throws std::invalid_argument if `inner` is null.
+// Throws std::invalid_argument if `inner` is null or `bytes` is over 2^56.
 [[nodiscard]] std::shared_ptr<Policy> minimum_size(std::uint64_t bytes = kDefaultMinimumBytes,
                                                    std::shared_ptr<Policy> inner = offload_everything());
 

@@ -21,7 +21,8 @@ enum class Decision : std::uint8_t {
 // Decides what becomes of a storage. Policies compose by wrapping: each has one reason to keep a storage and asks
 // the policy inside it about the rest.
 //
-// Threads: an Offloader calls its policy from any thread, but never from two at once.
+// Threads: an Offloader calls its policy from any thread, but never from two at once. So a policy with a state of its
+// own belongs to one Offloader, and where several threads share that, their steps mix.
 class Policy {
  public:
   virtual ~Policy() = default;

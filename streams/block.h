@@ -32,7 +32,7 @@ class Block {
   // Who still uses these bytes: whoever writes them next waits for all of these first (R3 in docs/design.md).
   [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
-  // Adds a reader or writer that must be done before these bytes are leased to somebody else.
+  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets those that are.
   void gate(Ticket ticket);
 
  private:

@@ -101,7 +101,7 @@ std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
   const std::uint64_t capacity = stats().capacity_bytes;
   const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());
   const std::uint64_t room = round_down(limit - std::min(limit, capacity));
-  const std::uint64_t wanted = std::clamp(capacity / 4, kLeastGrowthBytes, kMostGrowthBytes);
+  const std::uint64_t wanted = std::clamp(capacity / 16, kLeastGrowthBytes, kMostGrowthBytes);
   const std::uint64_t requests = std::min((wanted - 1) / rounded + 1, room / rounded);
   if (requests == 0) {
     return std::nullopt;

@@ -41,8 +41,9 @@ class Backing {
 //
 // Note [Growth in whole requests]
 // A slab is a whole number of the request that caused it, so a model's equal activations leave no remainder; it is at
-// least a quarter of the present capacity, between 64 MiB and 1 GiB, so few slabs serve a run (pinning is slow) and
-// the pool is at most that much larger than its need. Near the capacity limit the slab gets as small as one request.
+// least a sixteenth of the present capacity, between 64 MiB and 1 GiB, so few slabs serve a run (pinning is slow) and
+// a pool of equal requests is larger than its need by at most that and one request. Near the capacity limit the slab
+// gets as small as one request.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static constexpr std::size_t kAlignment = 4096;  // a page: what direct I/O and huge-page slabs both accept

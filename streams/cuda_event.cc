@@ -1,5 +1,7 @@
 #include "streams/cuda_event.h"
 
+#include <map>
+#include <memory>
 #include <utility>
 
 #include <c10/cuda/CUDAException.h>
@@ -7,9 +9,19 @@
 
 namespace ebb {
 
-Ticket CudaEventPool::record(c10::cuda::CUDAStream stream) {
-  return std::make_shared<const CudaEvent>(shared_from_this(), stream);
+CudaEventPool& CudaEventPool::of(c10::Device device, Timing timing) {
+  using Pools = std::map<std::pair<c10::DeviceIndex, Timing>, std::unique_ptr<CudaEventPool>>;
+  static std::mutex mutex;
+  static auto* const pools = new Pools;  // Note [Events are never destroyed]
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<CudaEventPool>& pool = (*pools)[{device.index(), timing}];
+  if (pool == nullptr) {
+    pool.reset(new CudaEventPool(device, timing));
+  }
+  return *pool;
 }
+
+Ticket CudaEventPool::record(c10::cuda::CUDAStream stream) { return std::make_shared<const CudaEvent>(*this, stream); }
 
 cudaEvent_t CudaEventPool::take() {
   {
@@ -34,26 +46,26 @@ void CudaEventPool::give_back(cudaEvent_t event) noexcept {
   }
 }
 
-CudaEvent::CudaEvent(std::shared_ptr<CudaEventPool> pool, c10::cuda::CUDAStream stream)
-    : pool_(std::move(pool)), event_(pool_->take()) {
+CudaEvent::CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream) : pool_(pool), event_(pool.take()) {
   const c10::cuda::CUDAGuard device(stream.device());
   const cudaError_t error = cudaEventRecord(event_, stream.stream());
   if (error != cudaSuccess) {
-    pool_->give_back(event_);
+    pool_.give_back(event_);
     C10_CUDA_CHECK(error);
   }
 }
 
-CudaEvent::~CudaEvent() { pool_->give_back(event_); }
+CudaEvent::~CudaEvent() { pool_.give_back(event_); }
 
-bool CudaEvent::done() const {
+// Leases ask this while a graph unwinds after a kernel of the user's has failed, and at process exit: it must not
+// throw, and a device in error does no more work. The error itself stays for `synchronize` and the next launch to
+// report.
+bool CudaEvent::done() const noexcept {
   const cudaError_t error = cudaEventQuery(event_);
-  if (error == cudaErrorNotReady) {
+  if (error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // "not ready" is an answer; left in place, the next check would report it
-    return false;
   }
-  C10_CUDA_CHECK(error);
-  return true;
+  return error != cudaErrorNotReady;
 }
 
 void CudaEvent::synchronize() const { C10_CUDA_CHECK(cudaEventSynchronize(event_)); }
@@ -64,6 +76,7 @@ void CudaEvent::block(c10::cuda::CUDAStream stream) const {
 }
 
 float CudaEvent::ms_since(const CudaEvent& earlier) const {
+  const c10::cuda::CUDAGuard device(pool_.device());  // else this would make a context on whatever device is current
   float ms = 0;
   C10_CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event_, event_));
   return ms;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -12,25 +11,31 @@
 
 namespace ebb {
 
-// Events of one device, made once and used again: creating one costs more than recording it. Always made by
-// std::make_shared: tickets keep their pool alive.
+// Events of one device, made once and used again: creating one costs more than recording it.
 //
 // Note [Events are never destroyed]
-// A pool may die after the CUDA runtime has (a global Offloader at process exit), where destroying an event is an
-// error. A pool holds as many events as were ever in flight at once, so what leaks is small and happens once.
+// A ticket may die after the CUDA runtime has (a global Offloader at process exit), where destroying an event is an
+// error. So pools live as long as the process, one for each device and kind. They hold as many events as were ever in
+// flight at once.
 //
 // Threads: every member may be called from any thread.
-class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
+class CudaEventPool {
  public:
   enum class Timing : bool { kOff, kOn };
 
-  CudaEventPool(c10::Device device, Timing timing) : device_(device), timing_(timing) {}
+  static CudaEventPool& of(c10::Device device, Timing timing);
+
+  CudaEventPool(const CudaEventPool&) = delete;
+  CudaEventPool& operator=(const CudaEventPool&) = delete;
+
+  [[nodiscard]] c10::Device device() const { return device_; }
 
   // The point after all work given to `stream` so far. `stream` must be of this pool's device.
   [[nodiscard]] Ticket record(c10::cuda::CUDAStream stream);
 
  private:
   friend class CudaEvent;
+  CudaEventPool(c10::Device device, Timing timing) : device_(device), timing_(timing) {}
   cudaEvent_t take();
   void give_back(cudaEvent_t event) noexcept;
 
@@ -44,12 +49,12 @@ class CudaEventPool : public std::enable_shared_from_this<CudaEventPool> {
 // never recorded (a silent no-op), and that nobody can record again.
 class CudaEvent final : public Completion {
  public:
-  CudaEvent(std::shared_ptr<CudaEventPool> pool, c10::cuda::CUDAStream stream);
+  CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream);
   ~CudaEvent() override;
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
-  [[nodiscard]] bool done() const override;
+  [[nodiscard]] bool done() const noexcept override;
   void synchronize() const override;
 
   // All later work of `stream`, which may be of any device, waits for this point. The host does not block.
@@ -59,7 +64,7 @@ class CudaEvent final : public Completion {
   [[nodiscard]] float ms_since(const CudaEvent& earlier) const;
 
  private:
-  const std::shared_ptr<CudaEventPool> pool_;
+  CudaEventPool& pool_;
   const cudaEvent_t event_;
 };
 

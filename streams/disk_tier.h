@@ -40,13 +40,12 @@ class DiskTier final : public Tier {
   [[nodiscard]] Ticket record(c10::Stream stream) override;
   void wait(c10::Stream stream, const Ticket& ticket) override;
 
-  // From c10's CPU allocator, whichever is installed. Aligned to a page and padded to whole pages, so that copies in
-  // need no bounce buffer; one page more than that is allocated.
+  // From c10's CPU allocator, whichever is installed. Aligned to a page, so that whole pages are read straight into
+  // it; the last part of a page passes through a bounce buffer.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
-  // A failed `after` ticket fails the copy, with the same error.
   Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
   Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
 

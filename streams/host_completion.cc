@@ -12,7 +12,7 @@ void HostCompletion::finish(std::exception_ptr error) noexcept {
   finished_.notify_all();
 }
 
-bool HostCompletion::done() const {
+bool HostCompletion::done() const noexcept {
   const std::lock_guard lock(mutex_);
   return done_;
 }

@@ -18,7 +18,7 @@ class HostCompletion final : public Completion {
   // `error`: what synchronize throws from now on; null for success. Requires that it was not called before.
   void finish(std::exception_ptr error) noexcept;
 
-  [[nodiscard]] bool done() const override;
+  [[nodiscard]] bool done() const noexcept override;
   void synchronize() const override;
 
  private:

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <system_error>
 #include <thread>
 
 #include <c10/cuda/CUDAGuard.h>
@@ -31,7 +33,11 @@ void touch(std::byte* data, std::size_t bytes) {
   };
   std::vector<std::jthread> threads;
   for (std::size_t begin = share; begin < bytes; begin += share) {
-    threads.emplace_back(touch_share, begin);
+    try {
+      threads.emplace_back(touch_share, begin);
+    } catch (const std::system_error&) {  // no more threads: then on this one
+      touch_share(begin);
+    }
   }
   touch_share(0);
 }
@@ -59,30 +65,33 @@ HostSlabs::~HostSlabs() {
 
 std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   const SystemMemory memory = read_system_memory();
-  if (memory.available_bytes < bytes + memory.total_bytes / 16) {
+  if (refused_ || memory.available_bytes < bytes + memory.total_bytes / 16) {
     return std::nullopt;
   }
-  // One huge page more than asked for: room to align the start, and a gap behind the end.
+  // Two huge pages more than asked for: room to align the start, and a gap behind the end.
   const std::size_t mapping_bytes = bytes + 2 * kHugePage;
   void* const mapping =
       mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
     return std::nullopt;
   }
+  const auto unmap = [mapping_bytes](void* mapped) { munmap(mapped, mapping_bytes); };
+  std::unique_ptr<void, decltype(unmap)> owner(mapping, unmap);
   const auto start = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
   auto* const data = reinterpret_cast<std::byte*>(start);
   static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: refused, the pages are small and copies as fast
-  slabs_.reserve(slabs_.size() + 1);
+  static_cast<void>(madvise(data, bytes, MADV_DONTFORK));  // or a fork would copy all that is page-locked
   touch(data, bytes);
+  slabs_.reserve(slabs_.size() + 1);
   if (pinned_) {
     const c10::cuda::CUDAGuard device(device_);
     if (cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      munmap(mapping, mapping_bytes);
+      refused_ = true;
       return std::nullopt;
     }
   }
-  slabs_.push_back({mapping, mapping_bytes, data});
+  slabs_.push_back({owner.release(), mapping_bytes, data});
   return Range{static_cast<std::uint64_t>(start), bytes};
 }
 

@@ -27,7 +27,8 @@ class HostSlabs final : public Backing {
   HostSlabs(const HostSlabs&) = delete;
   HostSlabs& operator=(const HostSlabs&) = delete;
 
-  // nullopt where the system refuses, and where less than a sixteenth of the machine's memory would be left free.
+  // nullopt where the system refuses, and where less than a sixteenth of the memory that this process may use would be
+  // left free. A forked child does not have the slabs.
   // Slabs never touch, so no lease spans two registrations.
   std::optional<Range> grow(std::size_t bytes) override;
 
@@ -40,6 +41,8 @@ class HostSlabs final : public Backing {
 
   const c10::Device device_;
   const bool pinned_;
+  bool refused_ =
+      false;  // CUDA registers no more: what was mapped and touched to learn that is not worth a second time
   std::vector<Slab> slabs_;
 };
 

@@ -36,8 +36,9 @@ class IoJob {
   // Whether pass_gates would return without blocking.
   [[nodiscard]] bool gates_done() const;
 
-  // Waits for every ticket in `after`. False when one of them failed: then this job's ticket is done, with that
-  // ticket's error, and the job is over. Once it has returned true it returns true at once.
+  // Waits for every ticket in `after`. False when one of them failed and this is a read: then this job's ticket is
+  // done, with that ticket's error, and the job is over. A write only needs them to be over. Once it has returned true
+  // it returns true at once.
   [[nodiscard]] bool pass_gates() noexcept;
 
   // nullopt when all have been handed out. Requires that the gates are passed.

@@ -16,10 +16,16 @@ std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, c
   if (engine == IoEngine::kUring && refusal) {
     throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
   }
-  if (engine == IoEngine::kThreads || refusal) {
-    return std::make_unique<ThreadIo>(file, thread_name);
+  if (engine != IoEngine::kThreads && !refusal) {
+    try {
+      return std::make_unique<UringIo>(file, thread_name);
+    } catch (const std::system_error&) {  // permitted, but this ring was one too many
+      if (engine == IoEngine::kUring) {
+        throw;
+      }
+    }
   }
-  return std::make_unique<UringIo>(file, thread_name);
+  return std::make_unique<ThreadIo>(file, thread_name);
 }
 
 Ticket IoQueue::submit(IoRequest request) {

@@ -22,7 +22,7 @@ struct IoRequest {
   void* memory;
   std::size_t bytes;  // at least 1
 
-  // The request starts when all of these are done. If one failed, the request fails with the same error.
+  // The request starts when all of these are done. If one failed, a read fails with the same error.
   std::vector<Ticket> after;
 };
 

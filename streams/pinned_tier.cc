@@ -38,8 +38,8 @@ PinnedTier::PinnedTier(const Config& config)
     : config_(config),
       out_lane_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, config.device.index())),
       in_lane_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, config.device.index())),
-      events_(std::make_shared<CudaEventPool>(config.device, CudaEventPool::Timing::kOff)),
-      timed_events_(std::make_shared<CudaEventPool>(config.device, CudaEventPool::Timing::kOn)),
+      events_(CudaEventPool::of(config.device, CudaEventPool::Timing::kOff)),
+      timed_events_(CudaEventPool::of(config.device, CudaEventPool::Timing::kOn)),
       pool_(std::make_shared<BlockPool>(std::make_unique<HostSlabs>(config.device, config.pinned),
                                         config.capacity_bytes)) {}
 
@@ -47,7 +47,7 @@ c10::Stream PinnedTier::current_stream() const {
   return c10::cuda::getCurrentCUDAStream(config_.device.index()).unwrap();
 }
 
-Ticket PinnedTier::record(c10::Stream stream) { return events_->record(cuda(stream)); }
+Ticket PinnedTier::record(c10::Stream stream) { return events_.record(cuda(stream)); }
 
 void PinnedTier::wait(c10::Stream stream, const Ticket& ticket) {
   if (is_done(ticket)) {
@@ -55,9 +55,9 @@ void PinnedTier::wait(c10::Stream stream, const Ticket& ticket) {
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
   const std::lock_guard lock(stall_mutex_);
-  Ticket before = timed_events_->record(compute);
+  Ticket before = timed_events_.record(compute);
   block(compute, ticket);
-  open_stalls_.push_back({std::move(before), timed_events_->record(compute)});
+  open_stalls_.push_back({std::move(before), timed_events_.record(compute)});
   if (open_stalls_.size() >= kOpenStalls) {
     add_up_finished_stalls();
   }
@@ -86,7 +86,7 @@ Ticket PinnedTier::copy(c10::cuda::CUDAStream lane, void* to, const void* from, 
     block(lane, ticket);
   }
   C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, lane.stream()));
-  return events_->record(lane);
+  return events_.record(lane);
 }
 
 StallStats PinnedTier::stall_stats() const {

@@ -15,7 +15,8 @@
 namespace ebb {
 
 // GPU memory to host memory and back, on a side stream for each direction (PCIe is full duplex: copies out of one graph
-// and copies in of another run at once).
+// and copies in of another run at once). The side streams are two of the 32 in c10's pool for the device: a program
+// that takes more than 30 from that pool computes on one of them, which is right but overlaps nothing.
 //
 // Threads, errors: as Tier. Holds no lock while it calls CUDA except to keep a stall's two events together.
 class PinnedTier final : public Tier {
@@ -54,8 +55,8 @@ class PinnedTier final : public Tier {
   const Config config_;
   const c10::cuda::CUDAStream out_lane_;
   const c10::cuda::CUDAStream in_lane_;
-  const std::shared_ptr<CudaEventPool> events_;
-  const std::shared_ptr<CudaEventPool> timed_events_;
+  CudaEventPool& events_;
+  CudaEventPool& timed_events_;
   const std::shared_ptr<BlockPool> pool_;
 
   mutable std::mutex stall_mutex_;

@@ -16,7 +16,7 @@ namespace ebb {
 
 class SimulatedQueues;
 
-// A queue of simulated work, run first in, first out: one of the two lanes, or a compute stream.
+// A queue of simulated work: one of the two lanes, or a compute stream.
 struct SimulatedQueueId {
   enum class Kind : std::uint8_t { kOutLane, kInLane, kCompute };
 
@@ -33,7 +33,7 @@ class SimulatedOperation final : public Completion {
                      std::vector<Ticket> after);
 
   // Asking never makes it run, and takes no lock.
-  [[nodiscard]] bool done() const override { return done_.load(std::memory_order_acquire); }
+  [[nodiscard]] bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
 
   // Runs it now if it has not run, and all that it waits for.
   void synchronize() const override;

@@ -56,13 +56,13 @@ void SimulatedQueues::force_locked(const SimulatedOperation& operation) {
     const SimulatedOperation& top = *wanted.back();
     if (top.done()) {
       wanted.pop_back();
-    } else if (const SimulatedOperation& front = *waiting_.at(top.queue()).front(); &front != &top) {
+    } else if (const SimulatedOperation& front = *waiting_.at(top.queue()).front(); !is_copy(top) && &front != &top) {
       wanted.push_back(&front);
     } else if (const SimulatedOperation* unmet = first_unmet(top)) {
       wanted.push_back(unmet);
     } else {
       wanted.pop_back();
-      run_front(top.queue());
+      run(top);
     }
   }
 }
@@ -102,27 +102,33 @@ void SimulatedQueues::let_run() {
       return;
     }
     const std::size_t choice = schedule_ == Schedule::kEarly ? 0 : random_() % candidates.size();
-    run_front(candidates[choice]->queue());
+    run(*candidates[choice]);
   }
 }
 
 std::vector<SimulatedQueues::Operation> SimulatedQueues::ready() const {
   std::vector<Operation> result;
   for (const auto& [queue, operations] : waiting_) {
-    if (!operations.empty() && std::ranges::all_of(operations.front()->after(), is_done)) {
-      result.push_back(operations.front());
+    for (const Operation& operation : operations) {
+      if (std::ranges::all_of(operation->after(), is_done)) {
+        result.push_back(operation);
+      }
+      if (!is_copy(*operation)) {
+        break;  // kernels behind the first have to wait for it
+      }
     }
   }
   return result;
 }
 
-void SimulatedQueues::run_front(SimulatedQueueId queue) {
-  std::deque<Operation>& operations = waiting_.at(queue);
-  const Operation operation = operations.front();
+void SimulatedQueues::run(const SimulatedOperation& wanted) {
+  std::deque<Operation>& operations = waiting_.at(wanted.queue());
+  const auto is_wanted = [&](const Operation& each) { return each.get() == &wanted; };
+  const Operation operation = *std::ranges::find_if(operations, is_wanted);
   running_ = true;
   operation->run();  // still in its queue, for work that frees memory queues behind it
   running_ = false;
-  operations.pop_front();
+  operations.erase(std::ranges::find_if(operations, is_wanted));
 }
 
 }  // namespace ebb

@@ -21,8 +21,9 @@ enum class Schedule : std::uint8_t {
   kRandom,  // after every call a seeded coin decides, again and again, whether one more operation of any queue runs
 };
 
-// The queues of a simulated device. An operation may run when its predecessor in its queue has run and all its tickets
-// are done; within that freedom the schedule decides.
+// The queues of a simulated device. An operation may run when all its tickets are done and, if it is a kernel, its
+// predecessor in its stream has run. Copies in a lane have no order but their tickets: those of a GPU keep theirs,
+// those of a disk do not, and the library must not count on it. Within that freedom the schedule decides.
 //
 // Lifetime: what has not run when this object ends never runs; its tickets then report an error.
 // Threads: every member may be called from any thread; work runs one at a time, under the lock, on the calling thread.
@@ -53,7 +54,7 @@ class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
   const SimulatedOperation* first_unmet(const SimulatedOperation& operation);
   void let_run();
   std::vector<Operation> ready() const;
-  void run_front(SimulatedQueueId queue);
+  void run(const SimulatedOperation& wanted);
 
   const Schedule schedule_;
 

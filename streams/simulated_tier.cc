@@ -127,9 +127,9 @@ Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* fr
   TORCH_CHECK(to != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the destination is null");
   TORCH_CHECK(from != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the source is null");
   std::vector<Ticket> tickets(after.begin(), after.end());
-  std::function<void()> work = [to, from, bytes, tickets] {
+  std::function<void()> work = [=] {
     for (const Ticket& ticket : tickets) {
-      if (ticket != nullptr) {
+      if (ticket != nullptr && lane == SimulatedQueueId::Kind::kInLane) {
         ticket->synchronize();  // done by now; throws if it failed
       }
     }

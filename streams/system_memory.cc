@@ -1,12 +1,15 @@
 #include "streams/system_memory.h"
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <string>
 
 namespace ebb {
+namespace {
 
-SystemMemory read_system_memory() {
+SystemMemory read_machine_memory() {
   std::ifstream file("/proc/meminfo");
   SystemMemory memory;
   std::string name;
@@ -24,6 +27,43 @@ SystemMemory read_system_memory() {
     return {kAll, kAll};
   }
   return memory;
+}
+
+std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::uint64_t number = 0;
+  return file >> number ? std::optional(number) : std::nullopt;  // "max" is no number: no limit
+}
+
+// Page cache of the group that the kernel drops when memory is wanted.
+std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string name;
+  std::uint64_t bytes = 0;
+  while (file >> name >> bytes) {
+    if (name == "inactive_file" || name == "total_inactive_file") {
+      return bytes;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
+  const bool version_2 = std::filesystem::exists(folder / "memory.max");
+  const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
+  const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
+  if (!limit || !used || *limit >= otherwise.total_bytes) {
+    return otherwise;
+  }
+  const std::uint64_t wanted = *used - std::min(*used, read_inactive_file_bytes(folder / "memory.stat"));
+  return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
+}
+
+SystemMemory read_system_memory() {
+  // Inside a container its own group stands at the root. Version 1 has a folder for each controller.
+  return within_control_group("/sys/fs/cgroup", within_control_group("/sys/fs/cgroup/memory", read_machine_memory()));
 }
 
 }  // namespace ebb

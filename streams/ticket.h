@@ -13,7 +13,7 @@ class Completion {
   virtual ~Completion() = default;
 
   // True once all the work before the point has finished, with or without an error. Never blocks.
-  [[nodiscard]] virtual bool done() const = 0;
+  [[nodiscard]] virtual bool done() const noexcept = 0;
 
   // Blocks the calling thread until done. Throws what the work failed with, at every call.
   // Memory ordering: what the work wrote to host memory is visible after the return.
@@ -23,6 +23,6 @@ class Completion {
 // Shared by everybody who has to wait. An empty ticket is a point that has always been reached.
 using Ticket = std::shared_ptr<const Completion>;
 
-inline bool is_done(const Ticket& ticket) { return ticket == nullptr || ticket->done(); }
+inline bool is_done(const Ticket& ticket) noexcept { return ticket == nullptr || ticket->done(); }
 
 }  // namespace ebb

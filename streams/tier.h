@@ -60,8 +60,9 @@ class Tier {
   // A block of exactly `bytes`, or nothing when the tier's capacity is used up: a decision, not an error.
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
-  // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done. A copy fails if
-  // one of its `after` failed, with the same error: bytes that never arrived are never handed on.
+  // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done. A copy out only
+  // waits until its `after` are over. A copy in fails if one of them failed, with the same error: bytes that never
+  // arrived are never handed on.
   virtual Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) = 0;
   virtual Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) = 0;
 

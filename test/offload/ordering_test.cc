@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include <catch2/catch.hpp>
 
 #include "offload/fetched.h"
@@ -232,6 +234,29 @@ TEST_CASE("an offloader destroyed with copies under way frees no memory that the
     const std::vector<Ticket> after{tier->record(stream)};
     const Ticket left = tier->copy_out(*block, source.data(), after);
     stash.hold(std::move(source), nullptr, left, stream, 100 * kBytes);
+  }
+  tier->run_all();
+  CHECK(static_cast<const std::byte*>(block->data())[kBytes - 1] == std::byte{7});
+}
+
+TEST_CASE("a failed copy out lets no other source go early, in a full stash or an ending one", "[ordering]") {
+  const bool full = GENERATE(true, false);
+  const auto tier = std::make_shared<SimulatedTier>(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
+  const std::optional<Block> failing = tier->try_acquire(kBytes);
+  const std::optional<Block> block = tier->try_acquire(kBytes);
+  const auto make = [&] {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, tier->allocate(kBytes));
+    std::memset(storage.mutable_data(), 7, kBytes);
+    return storage;
+  };
+  tier->fail_copy(1);
+  {
+    Stash stash(*tier);
+    for (const Block* each : {&*failing, &*block}) {
+      c10::Storage source = make();
+      const Ticket left = tier->copy_out(*each, source.data(), {});
+      stash.hold(std::move(source), nullptr, left, tier->current_stream(), full ? kBytes : 100 * kBytes);
+    }
   }
   tier->run_all();
   CHECK(static_cast<const std::byte*>(block->data())[kBytes - 1] == std::byte{7});

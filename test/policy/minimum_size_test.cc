@@ -52,4 +52,8 @@ TEST_CASE("wrapped policies each keep what they have a reason to keep") {
 }
 
 }  // namespace
+TEST_CASE("a negative minimum size is an error and does not keep everything") {
+  CHECK_THROWS_WITH(minimum_size(static_cast<std::uint64_t>(-1)), Catch::Contains("-1 bytes"));
+}
+
 }  // namespace ebb

@@ -221,11 +221,11 @@ TEST_CASE("a wait for a failed copy throws what it failed with, every time") {
   const auto failed = std::make_shared<HostCompletion>();
   failed->finish(std::make_exception_ptr(std::runtime_error("no more disk")));
   const auto block = tier.try_acquire(1);
-  const std::byte byte{};
+  std::byte byte{};
   const Ticket gate = failed;
-  const Ticket out = tier.copy_out(*block, &byte, {&gate, 1});
-  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), out), "no more disk");
-  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), out), "no more disk");
+  const Ticket in = tier.copy_in(&byte, *block, {&gate, 1});
+  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), in), "no more disk");
+  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), in), "no more disk");
 }
 
 TEST_CASE("a disk tier may go while copies are in flight and blocks live on") {

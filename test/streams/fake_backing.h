@@ -19,7 +19,7 @@ inline constexpr std::size_t kMiB = 1 << 20;
 
 class FakeTicket final : public Completion {
  public:
-  [[nodiscard]] bool done() const override { return done_; }
+  [[nodiscard]] bool done() const noexcept override { return done_; }
   void synchronize() const override {
     waited_ = true;
     throw std::runtime_error("the copy failed");

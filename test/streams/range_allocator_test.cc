@@ -12,7 +12,7 @@ namespace {
 
 class NeverDone final : public Completion {
  public:
-  [[nodiscard]] bool done() const override { return false; }
+  [[nodiscard]] bool done() const noexcept override { return false; }
   void synchronize() const override {}
 };
 
