@@ -7,6 +7,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
@@ -65,6 +66,13 @@ void use_deterministic_algorithms() {
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   // Deterministic mode also fills every new tensor, which is for programs that read memory they never wrote.
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+void synchronize(c10::Device device) {
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    c10::cuda::device_synchronize();
+  }
 }
 
 DeviceMemory::DeviceMemory(c10::Device device) : device_(device) {

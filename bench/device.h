@@ -18,6 +18,9 @@ std::string device_name(c10::Device device);
 // part from the environment then. Slower on a GPU; on the CPU LibTorch is deterministic already.
 void use_deterministic_algorithms();
 
+// Waits until a GPU has done all that it was given; nothing to wait for on the CPU.
+void synchronize(c10::Device device);
+
 // Memory that LibTorch's allocator has handed out on a device.
 class DeviceMemory {
  public:

@@ -5,38 +5,43 @@
 // Times are the host's, from before the first launch to after a device synchronisation, in default mode. Gradients are
 // compared in deterministic mode, in a process of its own: cuBLAS reads its part of that mode once.
 
-#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "bench/bytes.h"
 #include "bench/device.h"
+#include "bench/size_flag.h"
 #include "bench/step_measure.h"
 #include "bench/step_shape.h"
+#include "bench/step_workload.h"
+#include "bench/whole_file.h"
 #include "offload/offloader.h"
-#include "policy/minimum_size.h"
 
 namespace ebb {
 namespace {
 
 struct StepOptions {
   std::string shape = "w1";
-  std::int64_t layers = 0;  // 0: the shape's
+  std::optional<int> layers;  // the shape's unless given
   std::vector<std::string> dtypes{"float32", "bfloat16"};
   std::vector<std::string> configs{"none", "blocking", "offload"};
   std::string device = "auto";
   int warm_up = 3;
   int pairs = 10;
-  int steady = 0;
+  std::optional<int> steady;  // not looked at unless given
   bool compare_only = false;
   std::filesystem::path out;
   std::optional<std::uint64_t> stash_bytes;
@@ -45,22 +50,10 @@ struct StepOptions {
 
 const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat}, {"bfloat16", at::kBFloat16}};
 
-CLI::Validator size_text() {
-  return {[](std::string& text) {
-            try {
-              text = std::to_string(parse_bytes(text));
-              return std::string();
-            } catch (const std::invalid_argument& error) {
-              return std::string(error.what());
-            }
-          },
-          "SIZE"};
-}
-
 StepShape chosen_shape(const StepOptions& options) {
   StepShape shape = step_shape(options.shape);
-  if (options.layers > 0) {
-    shape.model.layers = options.layers;
+  if (options.layers) {
+    shape.model.layers = *options.layers;
   }
   return shape;
 }
@@ -82,20 +75,22 @@ int compare(const StepOptions& options, c10::Device device) {
     Offloader offloader(config_options(name, offload_options(options, device)));
     equal[name] = gradients_equal(workload, offloader);
   }
-  std::ofstream(options.out) << equal;
+  write_whole_file(options.out, equal.dump());
   return 0;
 }
 
 // The same, from a process of its own.
 nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& dtype) {
-  const std::filesystem::path answer =
-      std::filesystem::temp_directory_path() / ("ebb-step-" + std::to_string(getpid()) + ".json");
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("ebb-step-" + std::to_string(getpid()));
+  const std::filesystem::path answer = folder / "equal.json";
   std::string command = "'" + std::filesystem::read_symlink("/proc/self/exe").string() + "' --compare-only --shape " +
-                        options.shape + " --layers " + std::to_string(options.layers) + " --device " + options.device +
-                        " --dtypes " + dtype + " --out '" + answer.string() + "'";
-  const auto pass_on = [&](const char* flag, const std::optional<std::uint64_t>& bytes) {
-    command += bytes ? std::string(" ") + flag + " " + std::to_string(*bytes) : "";
+                        options.shape + " --device " + options.device + " --dtypes " + dtype + " --out '" +
+                        answer.string() + "'";
+  const auto pass_on = [&](const char* flag, const auto& value) {
+    command += value ? std::string(" ") + flag + " " + std::to_string(*value) : "";
   };
+  pass_on("--layers", options.layers);
   pass_on("--stash", options.stash_bytes);
   pass_on("--window", options.window_bytes);
   command += " --configs";
@@ -103,17 +98,17 @@ nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& 
     command += " " + config;
   }
   const int status = std::system(command.c_str());
-  if (status != 0) {
+  std::ifstream in(answer);
+  nlohmann::json equal = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  std::filesystem::remove_all(folder);
+  if (status != 0 || equal.is_discarded()) {
     throw std::runtime_error("the comparison of gradients failed: " + command);
   }
-  nlohmann::json equal;
-  std::ifstream(answer) >> equal;
-  std::filesystem::remove(answer);
   return equal;
 }
 
 nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const std::string& name,
-                       c10::Device device) {
+                       DeviceMemory& device_memory, c10::Device device) {
   const Options chosen = config_options(name, offload_options(options, device));
   Offloader offloader(chosen);
   Offloader* const used = chosen.enabled ? &offloader : nullptr;
@@ -125,8 +120,9 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
   }
   offloader.reset_stats();
   workload.step(used);
+  synchronize(device);  // stalls are counted by events, which must have happened
   const Stats stats = offloader.stats();
-  const StepMemory memory = measure_memory(workload, used, device);
+  const StepMemory memory = measure_memory(workload, used, device_memory, device);
 
   nlohmann::json result{
       {"config", name},
@@ -152,8 +148,8 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"host_bytes", stats.pool.peak_bytes},
       {"host_capacity_bytes", stats.pool.capacity_bytes},
   };
-  if (used != nullptr && options.steady > 0) {
-    const SteadyState steady = run_steadily(workload, offloader, options.steady, device);
+  if (used != nullptr && options.steady) {
+    const SteadyState steady = run_steadily(workload, offloader, *options.steady, device);
     result["steady"] = {{"steps", steady.steps},
                         {"pool_growths", steady.pool_growths},
                         {"device_allocations", steady.device_allocations},
@@ -162,8 +158,21 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
   return result;
 }
 
+// Fails before the measurements rather than after them.
+void check_out(const std::filesystem::path& out) {
+  if (out.empty()) {
+    return;
+  }
+  if (out.has_parent_path()) {
+    make_folder(out.parent_path());
+  }
+  require_writable(out);
+}
+
 int run(const StepOptions& options) {
   const c10::Device device = pick_device(options.device);
+  DeviceMemory device_memory(device);  // before any weights, which it is to count
+  check_out(options.out);
   if (options.compare_only) {
     return compare(options, device);
   }
@@ -174,7 +183,7 @@ int run(const StepOptions& options) {
     const nlohmann::json equal = compare_elsewhere(options, dtype);
     StepWorkload workload(shape, kDtypes.at(dtype), device);
     for (const std::string& name : options.configs) {
-      nlohmann::json result = measure(workload, options, name, device);
+      nlohmann::json result = measure(workload, options, name, device_memory, device);
       result["dtype"] = dtype;
       result["shape"] = shape.name;
       result["layers"] = shape.model.layers;
@@ -184,7 +193,7 @@ int run(const StepOptions& options) {
       std::cout << result.dump() << std::endl;
       results.push_back(std::move(result));
       if (!options.out.empty()) {
-        std::ofstream(options.out) << results.dump(1) << "\n";
+        write_whole_file(options.out, results.dump(1) + "\n");
       }
     }
   }
@@ -198,17 +207,21 @@ int parse_and_run(int argc, char** argv) {
   StepOptions options;
   CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
   app.add_option("--shape", options.shape, "w1, small or tiny")->capture_default_str();
-  app.add_option("--layers", options.layers, "Instead of the shape's own number");
+  app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember(kDtypes))->capture_default_str();
-  app.add_option("--configs", options.configs, "none, blocking, offload")->capture_default_str();
+  app.add_option("--configs", options.configs)
+      ->check(CLI::IsMember({"none", "blocking", "offload"}))
+      ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::NonNegativeNumber);
   app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks");
+  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
+      ->check(CLI::PositiveNumber);
   app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
   app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
-  app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
-  app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out");
+  auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
+  app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
+      ->needs(out);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
+
+#include <c10/core/Device.h>
 
 #include "bench/step_workload.h"
 #include "offload/options.h"
 
 namespace ebb {
 
+class DeviceMemory;
 class Offloader;
 
 // The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
@@ -19,10 +21,10 @@ Options config_options(const std::string& name, const Options& options);
 
 struct StepTimes {
   std::vector<double> none_ms;
-  std::vector<double> config_ms;  // one for each of `none_ms`, run right after it
+  std::vector<double> config_ms;  // one for each of `none_ms`, run right before or after it
 };
 
-// Steps of none and of the configuration in turn, after `warm_up` of each.
+// Steps of none and of the configuration in turn, after `warm_up` of each. Which of a pair runs first alternates.
 StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device);
 
 struct StepMemory {
@@ -30,10 +32,12 @@ struct StepMemory {
   std::uint64_t peak_bytes = 0;           // over a whole step
 };
 
-StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, c10::Device device);
+// `memory` must have been made before the workload.
+StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device);
 
-// Whether all gradients of one step are those of plain autograd, bit for bit. Deterministic algorithms must be on: on a
-// GPU, plain autograd does not even agree with itself otherwise.
+// Whether all gradients of three consecutive steps are those of plain autograd, bit for bit: the first learns the order
+// of reads, the others follow it and reuse blocks. Deterministic algorithms must be on: on a GPU, plain autograd does
+// not even agree with itself otherwise.
 bool gradients_equal(StepWorkload& workload, Offloader& offloader);
 
 // What must not happen in steady state, counted over `steps` steps.

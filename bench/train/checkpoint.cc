@@ -1,5 +1,6 @@
 #include "bench/train/checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -8,18 +9,21 @@
 #include <utility>
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
 #include "bench/llama.h"
-#include "bench/train/whole_file.h"
+#include "bench/whole_file.h"
 
 namespace ebb {
 namespace {
 
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
+
+constexpr const char* kDamaged = "it is not a checkpoint, or it is damaged";
 
 // The sizes that make one model's checkpoint unusable for another. An archive takes no hyphen in a name.
 std::array<std::pair<const char*, std::int64_t>, 6> sizes(const LlamaConfig& config) {
@@ -35,6 +39,12 @@ std::array<std::pair<const char*, std::int64_t>, 6> sizes(const LlamaConfig& con
   throw std::runtime_error("cannot resume from " + file.string() + ": " + why);
 }
 
+// A parameter's name as an archive takes it, which is without dots.
+std::string key_of(std::string name) {
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
 InputArchive open_archive(const std::filesystem::path& file, c10::Device device) {
   if (!std::ifstream(file, std::ios::binary)) {
     fail(file, std::strerror(errno));
@@ -43,7 +53,7 @@ InputArchive open_archive(const std::filesystem::path& file, c10::Device device)
   try {
     archive.load_from(file.string(), device);
   } catch (const std::exception&) {
-    fail(file, "it is not a checkpoint, or it is damaged");
+    fail(file, kDamaged);
   }
   return archive;
 }
@@ -54,6 +64,14 @@ c10::IValue read_value(InputArchive& archive, const std::string& key, const std:
     fail(file, "it is not a checkpoint of this program: it has no " + key);
   }
   return value;
+}
+
+InputArchive read_part(InputArchive& archive, const std::string& key, const std::filesystem::path& file) {
+  InputArchive part;
+  if (!archive.try_read(key, part)) {
+    fail(file, "it is not a checkpoint of this program: it has no " + key);
+  }
+  return part;
 }
 
 template <typename Value>
@@ -75,8 +93,11 @@ void save_checkpoint(const std::filesystem::path& file, const Llama& model, cons
   }
   archive.write("dtype", c10::IValue(dtype));
   archive.write("steps_done", c10::IValue(steps_done));
+  // Not Module::save: the rope tables are buffers, which follow from the sizes and bind a run to its sequence length.
   OutputArchive weights(archive.compilation_unit());
-  model.save(weights);
+  for (const auto& parameter : model.named_parameters()) {
+    weights.write(key_of(parameter.key()), parameter.value());
+  }
   archive.write("model", weights);
   OutputArchive moments(archive.compilation_unit());
   optimizer.save(moments);
@@ -97,12 +118,18 @@ std::int64_t load_checkpoint(const std::filesystem::path& file, Llama& model, to
     require_same(file, name, read_value(archive, name, file).toInt(), asked);
   }
   require_same(file, "dtype", read_value(archive, "dtype", file).toStringRef(), dtype);
-  InputArchive weights;
-  archive.read("model", weights);
-  model.load(weights);
-  InputArchive moments;
-  archive.read("optimizer", moments);
-  optimizer.load(moments);
+  auto weights = read_part(archive, "model", file);
+  auto moments = read_part(archive, "optimizer", file);
+  try {
+    for (auto& parameter : model.named_parameters()) {
+      weights.read(key_of(parameter.key()), parameter.value());
+    }
+    optimizer.load(moments);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {
+    fail(file, kDamaged);
+  }
   return read_value(archive, "steps_done", file).toInt();
 }
 

@@ -20,6 +20,7 @@
 #include "bench/train/sample.h"
 #include "bench/train/text.h"
 #include "bench/train/trainer.h"
+#include "bench/whole_file.h"
 #include "policy/minimum_size.h"
 
 namespace ebb {
@@ -42,6 +43,17 @@ void print_start(const TrainOptions& options, const std::string& device, const T
               static_cast<unsigned long long>(text.files), text.source.c_str());
 }
 
+// What cannot be written is to be known before the training, not after it.
+void check_outputs(const TrainOptions& options) {
+  if (!options.report.empty()) {
+    make_folder(options.report);
+    require_writable(options.report / kReportFile);
+  }
+  if (!options.save.empty()) {
+    require_writable(options.save);
+  }
+}
+
 // One pass over the steps from the start. With ebb, or for want of a comparison, it also saves and samples.
 RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& memory, bool offload, bool main_run) {
   memory.reset();
@@ -54,17 +66,14 @@ RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& 
                       options.batch * options.seq);
     result = run_steps(trainer, offloader, memory, options, progress);
   }
-  if (!offload) {
-    result.saved = plain_saved_memory(trainer, options);
-  }
-  if (!main_run) {
-    return result;
-  }
-  if (!options.save.empty()) {
+  if (main_run && !options.save.empty()) {
     trainer.save(options.save, options.until);
     std::printf("saved %s\n", options.save.c_str());
   }
-  if (options.sample > 0) {
+  if (!offload) {
+    result.saved = plain_saved_memory(trainer, options);
+  }
+  if (main_run && options.sample > 0) {
     std::printf("sample:\n%s\n", printable(trainer.sample(kPrompt, options.sample)).c_str());
   }
   return result;
@@ -76,6 +85,7 @@ int train(TrainOptions options) {
   }
   const auto device = pick_device(options.device);
   options.ebb.device = device;
+  check_outputs(options);
   DeviceMemory memory(device);
   const Text text = options.text.empty() ? load_default_text() : load_text(options.text);
   const std::string name = device_name(device);

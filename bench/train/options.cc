@@ -3,11 +3,12 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
-#include "bench/bytes.h"
+#include "bench/size_flag.h"
 
 namespace ebb {
 namespace {
@@ -18,20 +19,6 @@ constexpr const char* kDescription =
 
 const std::map<std::string, DiskIo> kDiskIo = {
     {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
-
-// Turns a size's text into bytes wherever CLI11 would read a number, and a bad one into CLI11's usage error.
-CLI::Validator size_text() {
-  return CLI::Validator(
-      [](std::string& text) {
-        try {
-          text = std::to_string(parse_bytes(text));
-          return std::string();
-        } catch (const std::invalid_argument& error) {
-          return std::string(error.what());
-        }
-      },
-      "SIZE");
-}
 
 void add_model_flags(CLI::App& app, TrainOptions& o) {
   const std::string group = "Model";
@@ -131,6 +118,11 @@ void validate_together(const TrainOptions& o) {
   if (o.until > o.steps) {
     throw std::invalid_argument("--until must be at most --steps: " + std::to_string(o.until) + " is over " +
                                 std::to_string(o.steps));
+  }
+  std::error_code not_there;
+  if (o.compare && std::filesystem::equivalent(o.resume, o.save, not_there)) {
+    throw std::invalid_argument("--compare starts twice from --resume " + o.resume.string() +
+                                ", so --save must name another file");
   }
 }
 

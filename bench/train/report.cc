@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <bit>
 
+#include <ATen/Context.h>
 #include <nlohmann/json.hpp>
 
-#include "bench/train/whole_file.h"
+#include "bench/whole_file.h"
 
 namespace ebb {
 namespace {
@@ -73,6 +74,7 @@ void write_report(const Report& report, const std::filesystem::path& folder) {
   const auto& plain = report.plain;
   Json json = {{"device", report.device},
                {"dtype", report.options.dtype},
+               {"deterministic", at::globalContext().deterministicAlgorithms()},
                {"first_step", report.first_step},
                {"steps", report.run.losses.size()},
                {"losses", report.run.losses},
@@ -91,11 +93,7 @@ void write_report(const Report& report, const std::filesystem::path& folder) {
                {"stats", counts_of(report.run.stats)},
                {"timeline", timeline_of(report.run.saved)},
                {"plain_timeline", plain ? timeline_of(plain->saved) : Json()}};
-  std::filesystem::create_directories(folder);
-  WholeFile out(folder / "report.json");
-  const std::string text = json.dump(2) + "\n";
-  out.append(text.data(), text.size());
-  out.commit();
+  write_whole_file(folder / kReportFile, json.dump(2) + "\n");
 }
 
 }  // namespace ebb

@@ -10,6 +10,8 @@
 
 namespace ebb {
 
+inline constexpr const char* kReportFile = "report.json";
+
 // All that a run of the program found out.
 struct Report {
   TrainOptions options;
@@ -24,9 +26,10 @@ struct Report {
   [[nodiscard]] bool losses_equal() const;
 };
 
-// Writes FOLDER/report.json, and makes the folder if it is not there. Throws std::runtime_error or
-// std::filesystem::filesystem_error that names the path. Sizes are bytes, times milliseconds; what was not measured is
-// null. `plain_peak_saved_bytes_on_device` is counted as the other is, by an offloader that keeps everything.
+// Writes kReportFile into the folder, which must be there. Throws std::runtime_error that names the file. Sizes are
+// bytes, times milliseconds; what was not measured is null. `deterministic` is whether LibTorch was confined to
+// algorithms that give the same bits in every run. `plain_peak_saved_bytes_on_device` is counted as the other is, by an
+// offloader that keeps everything.
 void write_report(const Report& report, const std::filesystem::path& folder);
 
 // The results side by side, as lines for a terminal.

@@ -66,6 +66,14 @@ TEST_CASE("the stash holds a source only until its copy is done", "[ordering]") 
   CHECK(world.core->stash().gauge().now_bytes() == 0);
 }
 
+TEST_CASE("a save that ends takes finished sources out of the stash", "[ordering]") {
+  OrderingWorld world(Schedule::kLate, 0, {.stash_bytes = 100 * kBytes});
+  auto use = world.save(world.make(7));
+  world.run();
+  use.reset();
+  CHECK(world.core->stash().gauge().now_bytes() == 0);
+}
+
 TEST_CASE("the stash never holds more than its bound", "[ordering]") {
   OrderingWorld world(Schedule::kLate, 0, {.stash_bytes = 3 * kBytes});
   std::vector<std::unique_ptr<SavedStorage::Use>> uses;

@@ -75,6 +75,29 @@ TEST_CASE("a spill folder that is not there is one error that names it", "[train
   CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
 }
 
+// A file stands in the way, because for root no folder is closed.
+TEST_CASE("a report folder that cannot be made is one error before any training", "[train]") {
+  const TinyRun train;
+  const auto outcome = train("--report " + train.file("text/report"));
+  check_refused(outcome, "cannot make the folder " + train.file("text/report") + ": Not a directory");
+  CHECK(outcome.out.empty());
+}
+
+TEST_CASE("a report that cannot be written is one error before any training", "[train]") {
+  const TinyRun train;
+  std::filesystem::create_directories(train.file("report/report.json"));
+  const auto outcome = train("--report " + train.file("report"));
+  check_refused(outcome, "cannot write " + train.file("report/report.json") + ": Is a directory");
+  CHECK(outcome.out.empty());
+}
+
+TEST_CASE("a checkpoint that cannot be saved where asked is one error before any training", "[train]") {
+  const TinyRun train;
+  const auto outcome = train("--save " + train.file("nowhere/checkpoint"));
+  check_refused(outcome, "cannot write " + train.file("nowhere/checkpoint") + ": No such file or directory");
+  CHECK(outcome.out.empty());
+}
+
 // The file-size limit stands for a disk that fills up while ebb spills to it.
 TEST_CASE("a disk that fills up while spilling ends the run after that step with one error", "[train]") {
   const TinyRun train;

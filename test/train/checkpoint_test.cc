@@ -42,6 +42,32 @@ TEST_CASE("a comparison of a resumed run starts both sides from the checkpoint",
   CHECK(outcome.out.find("losses: all 2 equal bit for bit") != std::string::npos);
 }
 
+// The second run would start from what the first had saved, and fail after all the training.
+TEST_CASE("a comparison that would save over the checkpoint it starts from is refused, whatever the path", "[train]") {
+  const TinyRun train;
+  losses_of(train, "--until 2 --save " + train.file("checkpoint"));
+  const auto before = read_file(train.file("checkpoint"));
+  for (const auto& save : {train.file("checkpoint"), train.file("./checkpoint")}) {
+    const auto outcome = train("--compare --resume " + train.file("checkpoint") + " --save " + save);
+    CHECK(outcome.status == 1);
+    CHECK(outcome.out.empty());
+    CHECK(outcome.err == "train: error: --compare starts twice from --resume " + train.file("checkpoint") +
+                             ", so --save must name another file\n");
+  }
+  CHECK((read_file(train.file("checkpoint")) == before));  // in brackets: bytes are not to be printed
+}
+
+TEST_CASE("a run can be resumed with shorter and with longer sequences, and compared", "[train]") {
+  const TinyRun train;
+  losses_of(train, "--until 2 --save " + train.file("checkpoint"));
+  for (const char* seq : {"16", "64"}) {
+    const auto outcome = train("--compare --resume " + train.file("checkpoint") + " --seq " + seq);
+    INFO(outcome.err);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.out.find("losses: all 2 equal bit for bit") != std::string::npos);
+  }
+}
+
 TEST_CASE("a checkpoint of other sizes is refused with both sizes", "[train]") {
   const TinyRun train;
   losses_of(train, "--save " + train.file("checkpoint"));

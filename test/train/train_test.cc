@@ -26,6 +26,7 @@ TEST_CASE("training with ebb gives the same loss bits as training without", "[tr
   const TinyRun train;
   const auto report = report_of(train, "--compare");
   CHECK(report["losses_equal"] == true);
+  CHECK(report["deterministic"] == true);
   CHECK(report["losses"].size() == 4);
   CHECK(report["losses"] == report["plain_losses"]);
   CHECK(report["losses"][0].get<double>() == Approx(5.545).margin(0.1));  // ln 256: an untrained model knows nothing
@@ -69,6 +70,7 @@ TEST_CASE("a run without a comparison reports null for the plain side", "[train]
   const TinyRun train;
   const auto report = report_of(train, "");
   CHECK(report["losses_equal"].is_null());
+  CHECK(report["deterministic"] == false);
   CHECK(report["plain_losses"].is_null());
   CHECK(report["device"] == "cpu");
   CHECK(report["steps"] == 4);

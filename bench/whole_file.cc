@@ -1,4 +1,4 @@
-#include "bench/train/whole_file.h"
+#include "bench/whole_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace ebb {
@@ -74,6 +75,27 @@ void WholeFile::commit() {
   }
   close(std::exchange(descriptor_, -1));
   flush_folder(file_);
+}
+
+void write_whole_file(const std::filesystem::path& file, std::string_view text) {
+  WholeFile out(file);
+  out.append(text.data(), text.size());
+  out.commit();
+}
+
+void require_writable(const std::filesystem::path& file) {
+  if (std::filesystem::is_directory(file)) {
+    fail(file, EISDIR);
+  }
+  const WholeFile not_committed(file);
+}
+
+void make_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw std::runtime_error("cannot make the folder " + folder.string() + ": " + error.message());
+  }
 }
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <string_view>
 
 namespace ebb {
 
@@ -29,5 +30,15 @@ class WholeFile {
   int descriptor_ = -1;
   int error_ = 0;  // errno of the first write that failed
 };
+
+// `text` as such a file.
+void write_whole_file(const std::filesystem::path& file, std::string_view text);
+
+// For a file that is to be written much later: throws now what writing it would throw, as far as that can be known.
+// Leaves the file as it is.
+void require_writable(const std::filesystem::path& file);
+
+// Makes the folder, and those above it, where they are not there. Throws std::runtime_error that names it.
+void make_folder(const std::filesystem::path& folder);
 
 }  // namespace ebb
