@@ -41,7 +41,7 @@ void VersionCheck::check(const at::Tensor& like) const {
 // LibTorch names the node that made what the tensor holds now, unless the saving node saved its own output: then it
 // names that node, which is the one that runs while its saves are unpacked.
 std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
-  const std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
+  std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
   if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {
     return at_save;
   }

@@ -17,6 +17,7 @@ struct VersionId {
   // compared.
   explicit VersionId(const c10::VariableVersion& version) : number(version.current_version()) {
     static_assert(sizeof(c10::VariableVersion) == sizeof(counter));
+    // NOLINTNEXTLINE(bugprone-undefined-memory-manipulation): reads one pointer and owns nothing
     std::memcpy(&counter, &version, sizeof(counter));
   }
   VersionId() = default;
