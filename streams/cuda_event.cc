@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "streams/fault_point.h"
+
 namespace ebb {
 
 CudaEventPool& CudaEventPool::of(c10::Device device, Timing timing) {
@@ -24,6 +26,7 @@ CudaEventPool& CudaEventPool::of(c10::Device device, Timing timing) {
 Ticket CudaEventPool::record(c10::cuda::CUDAStream stream) { return std::make_shared<const CudaEvent>(*this, stream); }
 
 cudaEvent_t CudaEventPool::take() {
+  C10_CUDA_CHECK(fails(FaultPoint::kEventCreation) ? cudaErrorMemoryAllocation : cudaSuccess);
   {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "streams/aligned_memory.h"
+#include "streams/fault_point.h"
 
 namespace ebb {
 
@@ -57,6 +58,8 @@ void DiskTier::wait(c10::Stream stream, const Ticket& ticket) {
 }
 
 c10::DataPtr DiskTier::allocate(std::size_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
+                   " bytes of memory to copy back to");
   auto whole = std::make_unique<c10::DataPtr>();
   try {
     *whole = c10::GetCPUAllocator()->allocate(round_up_to_page(bytes) + kPageBytes);
@@ -74,6 +77,7 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
 std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
 
 Ticket DiskTier::copy_out(const Block& to, const void* from, std::span<const Ticket> after) {
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
   return out_->submit({
       .kind = IoKind::kWrite,
       .file_offset = to.address(),
@@ -84,6 +88,7 @@ Ticket DiskTier::copy_out(const Block& to, const void* from, std::span<const Tic
 }
 
 Ticket DiskTier::copy_in(void* to, const Block& from, std::span<const Ticket> after) {
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", from.size(), " bytes from the spill file");
   return in_->submit({
       .kind = IoKind::kRead,
       .file_offset = from.address(),

@@ -11,6 +11,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include "streams/fault_point.h"
 #include "streams/system_memory.h"
 
 namespace ebb {
@@ -33,6 +34,10 @@ void touch(std::byte* data, std::size_t bytes) {
   };
   std::vector<std::jthread> threads;
   for (std::size_t begin = share; begin < bytes; begin += share) {
+    if (fails(FaultPoint::kThreadStart)) {
+      touch_share(begin);
+      continue;
+    }
     try {
       threads.emplace_back(touch_share, begin);
     } catch (const std::system_error&) {  // no more threads: then on this one
@@ -70,8 +75,9 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   }
   // Two huge pages more than asked for: room to align the start, and a gap behind the end.
   const std::size_t mapping_bytes = bytes + 2 * kHugePage;
-  void* const mapping =
-      mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const mapping = fails(FaultPoint::kPinnedAllocation) ? MAP_FAILED
+                                                             : mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE,
+                                                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
     return std::nullopt;
   }
@@ -85,7 +91,8 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   slabs_.reserve(slabs_.size() + 1);
   if (pinned_) {
     const c10::cuda::CUDAGuard device(device_);
-    if (cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+    if (fails(FaultPoint::kPinnedAllocation) ||
+        cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
       refused_ = true;
       return std::nullopt;

@@ -1,10 +1,14 @@
 #include "streams/io_slot.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "streams/fault_point.h"
 
 namespace ebb {
 
@@ -52,6 +56,19 @@ void IoSlot::advance(ssize_t result) noexcept {
     std::memcpy(chunk_.memory, buffer_, chunk_.bytes);
   }
   std::exchange(job_, nullptr)->finish_chunk(nullptr);
+}
+
+void IoSlot::finish_blocking() noexcept {
+  while (busy()) {
+    const auto offset = static_cast<off_t>(file_offset());
+    if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+      advance(-EIO);
+      continue;
+    }
+    const ssize_t moved = chunk_.kind == IoKind::kRead ? ::pread(file_->fd(), data(), bytes(), offset)
+                                                       : ::pwrite(file_->fd(), data(), bytes(), offset);
+    advance(moved >= 0 ? moved : -errno);
+  }
 }
 
 std::exception_ptr IoSlot::failure(int error) const {

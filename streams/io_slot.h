@@ -18,6 +18,8 @@ namespace ebb {
 //   slot.start(job, chunk);
 //   while (slot.busy()) slot.advance(<read or write slot.bytes() at slot.file_offset()>);
 //
+// or slot.finish_blocking(), which does that with pread and pwrite.
+//
 // Where the file is direct and the memory is not aligned, or ends within a page, the chunk goes through the slot's
 // bounce buffer, which is allocated at the first need and kept (kChunkBytes a slot).
 //
@@ -40,6 +42,10 @@ class IoSlot {
   // The result of moving bytes(): how many were, or a negative errno. A short or interrupted transfer leaves the slot
   // busy with the rest. Otherwise the chunk is finished and the slot idle.
   void advance(ssize_t result) noexcept;
+
+  // Moves what is left on the calling thread; the slot is idle then. Requires that no other transfer of it is under
+  // way.
+  void finish_blocking() noexcept;
 
  private:
   void prepare_buffer();

@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "streams/fault_point.h"
 #include "streams/host_slabs.h"
 
 namespace ebb {
@@ -65,6 +66,8 @@ void PinnedTier::wait(c10::Stream stream, const Ticket& ticket) {
 
 c10::DataPtr PinnedTier::allocate(std::size_t bytes) {
   const c10::cuda::CUDAGuard device(config_.device);
+  TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
+                   " bytes of device memory to copy back to");
   return c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
 }
 
@@ -85,7 +88,8 @@ Ticket PinnedTier::copy(c10::cuda::CUDAStream lane, void* to, const void* from, 
   for (const Ticket& ticket : after) {
     block(lane, ticket);
   }
-  C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, lane.stream()));
+  C10_CUDA_CHECK(fails(FaultPoint::kCopy) ? cudaErrorInvalidValue
+                                          : cudaMemcpyAsync(to, from, bytes, kind, lane.stream()));
   return events_.record(lane);
 }
 

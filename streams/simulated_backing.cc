@@ -4,10 +4,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "streams/fault_point.h"
+
 namespace ebb {
 
 std::optional<Backing::Range> SimulatedBacking::grow(std::size_t bytes) {
-  void* const memory = std::aligned_alloc(BlockPool::kAlignment, bytes);
+  void* const memory =
+      fails(FaultPoint::kPinnedAllocation) ? nullptr : std::aligned_alloc(BlockPool::kAlignment, bytes);
   if (memory == nullptr) {
     return std::nullopt;
   }

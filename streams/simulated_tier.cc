@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "streams/fault_point.h"
 #include "streams/simulated_backing.h"
 #include "streams/simulated_stream_guard.h"
 
@@ -75,6 +76,8 @@ c10::DataPtr SimulatedTier::allocate(std::size_t bytes) {
   if (bytes == 0) {
     return {nullptr, device()};
   }
+  TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "SimulatedTier::allocate of ", bytes,
+                   " bytes: out of memory");
   const c10::StreamId stream = SimulatedStreamGuard::current();
   void* const address = memory_->take(bytes, stream);
   std::weak_ptr<SimulatedQueues> queues;
@@ -126,6 +129,7 @@ Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* fr
   const char* const name = lane == SimulatedQueueId::Kind::kOutLane ? "copy_out" : "copy_in";
   TORCH_CHECK(to != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the destination is null");
   TORCH_CHECK(from != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the source is null");
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "SimulatedTier::", name, " of ", bytes, " bytes: cannot be queued");
   std::vector<Ticket> tickets(after.begin(), after.end());
   std::function<void()> work = [=] {
     for (const Ticket& ticket : tickets) {

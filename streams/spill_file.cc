@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "streams/aligned_memory.h"
+#include "streams/fault_point.h"
 
 namespace ebb {
 
@@ -24,6 +25,9 @@ namespace {
 int open_unnamed(const std::filesystem::path& folder) {
   constexpr mode_t kOwnerOnly = 0600;
   // O_EXCL: the file can never be given a name later either.
+  if (fails(FaultPoint::kOpen)) {
+    throw_errno(EMFILE, "cannot create a spill file in " + folder.string());
+  }
   int fd = ::open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, kOwnerOnly);
   if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {  // a file system or a kernel without O_TMPFILE
     std::string name = (folder / "ebb-spill-XXXXXX").string();
@@ -58,6 +62,9 @@ std::size_t make_direct(int fd) {
 }
 
 int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  if (fails(FaultPoint::kFallocate)) {
+    return ENOSPC;
+  }
   rlimit limit{};
   // Asked first, because the kernel answers with the signal SIGXFSZ, which ends the process.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && offset + bytes > limit.rlim_cur) {

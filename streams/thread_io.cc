@@ -1,15 +1,20 @@
 #include "streams/thread_io.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
+
+#include "streams/fault_point.h"
 
 namespace ebb {
 
 ThreadIo::ThreadIo(const SpillFile& file, const std::string& thread_name) {
   try {
     for (int i = 0; i < kThreads; ++i) {
+      if (fails(FaultPoint::kThreadStart)) {
+        throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
+      }
       threads_.emplace_back([this, &file, thread_name] { work(file, thread_name); });
     }
   } catch (...) {  // the system has no more threads: let those that run end, so that they can be joined
@@ -24,12 +29,7 @@ void ThreadIo::work(const SpillFile& file, const std::string& thread_name) noexc
   ::pthread_setname_np(::pthread_self(), thread_name.c_str());
   IoSlot slot(file);
   while (start_next(slot)) {
-    while (slot.busy()) {
-      const auto offset = static_cast<off_t>(slot.file_offset());
-      const ssize_t moved = slot.kind() == IoKind::kRead ? ::pread(file.fd(), slot.data(), slot.bytes(), offset)
-                                                         : ::pwrite(file.fd(), slot.data(), slot.bytes(), offset);
-      slot.advance(moved >= 0 ? moved : -errno);
-    }
+    slot.finish_blocking();
   }
 }
 

@@ -5,15 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 
-#include <c10/util/Exception.h>
+#include "streams/fault_point.h"
 
 namespace ebb {
-
-namespace {
-
-bool worth_a_retry(int result) { return result == -EINTR || result == -EAGAIN || result == -EBUSY; }
-
-}  // namespace
 
 UringIo::Ring::Ring() {
   const int result = ::io_uring_queue_init(kDepth, &ring_, 0);
@@ -51,6 +45,9 @@ UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(fi
   slots_.reserve(kDepth);  // the ring holds pointers to them
   for (unsigned i = 0; i < kDepth; ++i) {
     slots_.emplace_back(file);
+  }
+  if (fails(FaultPoint::kThreadStart)) {
+    throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
   }
   thread_ = std::jthread([this, thread_name] { work(thread_name); });
 }
@@ -91,8 +88,20 @@ void UringIo::start_chunks() {
   }
 }
 
+// Moves what the slot has left: by the ring, or where that refuses the submission, here and now.
 void UringIo::issue(IoSlot& slot) {
-  io_uring_sqe* const sqe = ::io_uring_get_sqe(ring_.get());  // never null: one entry a slot, submitted at once
+  if (submit(slot)) {
+    ++in_flight_;
+  } else {
+    slot.finish_blocking();
+  }
+}
+
+bool UringIo::submit(IoSlot& slot) {
+  io_uring_sqe* const sqe = ::io_uring_get_sqe(ring_.get());
+  if (sqe == nullptr) {  // full of entries that were refused
+    return false;
+  }
   const auto bytes = static_cast<unsigned>(slot.bytes());
   if (slot.kind() == IoKind::kRead) {
     ::io_uring_prep_read(sqe, fd_, slot.data(), bytes, slot.file_offset());
@@ -100,33 +109,57 @@ void UringIo::issue(IoSlot& slot) {
     ::io_uring_prep_write(sqe, fd_, slot.data(), bytes, slot.file_offset());
   }
   ::io_uring_sqe_set_data(sqe, &slot);
-  int submitted = 0;
-  do {
-    submitted = ::io_uring_submit(ring_.get());
-  } while (worth_a_retry(submitted));
-  // Any other refusal means that the ring is broken. Nobody could tell then which memory the kernel still uses, so the
-  // process must end: thrown on this thread, it does.
-  TORCH_INTERNAL_ASSERT(submitted == 1, "io_uring_submit returned ", submitted);
-  ++in_flight_;
+  int result = -EAGAIN;
+  if (!fails(FaultPoint::kUringSubmission)) {
+    do {
+      result = ::io_uring_submit(ring_.get());
+    } while (result == -EINTR);
+  }
+  // Not `result`: what counts is whether the kernel took the entry, which is the last in the queue.
+  if (::io_uring_sq_ready(ring_.get()) == 0) {
+    return true;
+  }
+  // The entry stays in the queue, and a later submission would start it, when nobody waits for it any more. The kernel
+  // reads entries only while they are submitted, so this one can still become one that does nothing.
+  ::io_uring_prep_nop(sqe);
+  ::io_uring_sqe_set_data(sqe, nullptr);
+  return false;
 }
 
-// Waits for one chunk, then takes all that are done.
-void UringIo::reap() {
+// The next completion. Where the kernel refuses to wait, looks for it again and again: what is in flight still uses its
+// memory, and its completions arrive in the ring by themselves.
+io_uring_cqe* UringIo::wait() {
   io_uring_cqe* cqe = nullptr;
-  int result = 0;
-  do {
-    result = ::io_uring_wait_cqe(ring_.get(), &cqe);
-  } while (worth_a_retry(result));
-  TORCH_INTERNAL_ASSERT(result == 0, "io_uring_wait_cqe returned ", result);
-  for (; result == 0; result = ::io_uring_peek_cqe(ring_.get(), &cqe)) {
-    IoSlot& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
-    slot.advance(cqe->res);
-    ::io_uring_cqe_seen(ring_.get(), cqe);
-    --in_flight_;
-    if (slot.busy()) {
-      issue(slot);
-    }
+  int result = -EINTR;
+  while (result == -EINTR) {
+    result = fails(FaultPoint::kUringWait) ? -EBADR : ::io_uring_wait_cqe(ring_.get(), &cqe);
   }
+  while (result != 0) {
+    std::this_thread::yield();
+    result = ::io_uring_peek_cqe(ring_.get(), &cqe);
+  }
+  return cqe;
+}
+
+// Waits for one completion, then takes all that are there.
+void UringIo::reap() {
+  io_uring_cqe* cqe = wait();
+  do {
+    auto* const slot = static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
+    int moved = cqe->res;
+    ::io_uring_cqe_seen(ring_.get(), cqe);
+    if (slot == nullptr) {  // an entry that was refused and taken back
+      continue;
+    }
+    --in_flight_;
+    if (fails(slot->kind() == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+      moved = -EIO;
+    }
+    slot->advance(moved);
+    if (slot->busy()) {
+      issue(*slot);
+    }
+  } while (::io_uring_peek_cqe(ring_.get(), &cqe) == 0);
 }
 
 }  // namespace ebb

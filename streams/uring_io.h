@@ -15,7 +15,8 @@
 
 namespace ebb {
 
-// An I/O queue of one thread that keeps several chunks in flight by io_uring.
+// An I/O queue of one thread that keeps several chunks in flight by io_uring. A chunk whose submission the kernel
+// refuses is moved by pread or pwrite on that thread: slower, and as exact.
 class UringIo final : public IoQueue {
  public:
   // Chunks in flight. Measured with 4 MiB chunks: 8 reach the disk's rate; docs/design.md has the numbers.
@@ -46,6 +47,8 @@ class UringIo final : public IoQueue {
   void work(const std::string& thread_name) noexcept;
   void start_chunks();
   void issue(IoSlot& slot);
+  [[nodiscard]] bool submit(IoSlot& slot);
+  [[nodiscard]] io_uring_cqe* wait();
   void reap();
 
   // Only the thread uses these.
