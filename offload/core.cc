@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/log.h"
+#include "offload/put_off.h"
 #include "streams/system_memory.h"
 
 namespace ebb {
@@ -58,7 +59,7 @@ void Core::count_kept(Kept reason, const at::Tensor& tensor) {
   counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
 }
 
-std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape) {
+std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
   const c10::Storage& storage = tensor.storage();
   const std::uint64_t bytes = storage.nbytes();
   bool inserted = false;
@@ -67,7 +68,7 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
       storage, VersionId(version),
       [&] { return std::make_shared<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
   if (inserted) {
-    place(*saved, tensor, *tape);
+    place(saved, tensor, *tape, start);
   } else {
     counters_.deduplicated.add(bytes);
   }
@@ -75,8 +76,8 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   return saved;
 }
 
-void Core::place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape) {
-  const std::uint64_t bytes = saved.bytes();
+void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
+  const std::uint64_t bytes = saved->bytes();
   const auto keep = [&](Kept reason) {
     counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
     if (debug_log_wanted()) {
@@ -94,7 +95,12 @@ void Core::place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape) {
     keep(Kept::kNoRoom);
     return;
   }
-  saved.send_out(*std::move(block), tier_->current_stream());
+  if (start == Start::kNow) {
+    saved->send_out(*std::move(block), tier_->current_stream());
+  } else {
+    saved->send_out_later(*std::move(block), tier_->current_stream());
+    PutOff::of_this_thread().add(saved);
+  }
   counters_.offloaded.add(bytes);
   if (debug_log_wanted()) {
     log_debug("offload " + human_bytes(bytes));

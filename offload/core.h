@@ -45,10 +45,17 @@ class Core : public std::enable_shared_from_this<Core> {
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(Kept reason, const at::Tensor& tensor);
 
+  // When the copy of a newly saved storage starts.
+  enum class Start : std::uint8_t {
+    kNow,
+    kWhenFilled,  // the operation that saves it may have yet to fill it: Note [Saved before it is filled] in put_off.h
+  };
+
   // Saves a movable tensor's storage: finds the copy that exists, or asks the policy and starts one.
   // Throws what the policy throws, c10::Error for a storage larger than a window that was set, and what the tier throws
   // that cannot start the copy. The save is then as if it had not been made.
-  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape);
+  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
+                                                   Start start = Start::kNow);
 
   // The SavedStorage is being destroyed.
   void forget(const SavedStorage& saved) { table_.erase(saved.source_identity(), &saved); }
@@ -72,7 +79,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
  private:
   Decision decide(const at::Tensor& tensor, Tape& tape);
-  void place(SavedStorage& saved, const at::Tensor& tensor, Tape& tape);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short(bool refused);
   [[nodiscard]] std::uint64_t limit(const std::optional<std::uint64_t>& set) const;

@@ -4,6 +4,7 @@
 
 #include "offload/core.h"
 #include "offload/offloader.h"
+#include "offload/put_off.h"
 #include "offload/scope.h"
 
 namespace ebb {
@@ -20,7 +21,7 @@ struct NoOpGuard::Slot {
 OffloadGuard::OffloadGuard(Offloader& offloader)
     : slot_(offloader.core_ == nullptr ? nullptr : std::make_unique<Slot>(offloader.core_)) {}
 
-OffloadGuard::~OffloadGuard() = default;
+OffloadGuard::~OffloadGuard() { PutOff::of_this_thread().start_all(); }
 
 NoOpGuard::NoOpGuard() : slot_(std::make_unique<Slot>()) {}
 

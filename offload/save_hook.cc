@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "offload/core.h"
+#include "offload/put_off.h"
 #include "offload/scope.h"
 
 namespace ebb {
@@ -22,6 +23,7 @@ at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   Scope& scope = *std::exchange(scope_, nullptr);
   Core& core = *scope.core();
+  PutOff::of_this_thread().start_finished();
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {
     core.count_kept(*reason, tensor);
@@ -29,7 +31,8 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     tensor_ = tensor.is_leaf() || view_of_leaf ? tensor : tensor.tensor_data();
     return;
   }
-  use_.emplace(core.save(tensor, scope.tape()));
+  const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
+  use_.emplace(core.save(tensor, scope.tape(), start));
   tensor_ = with_storage(tensor, core.no_bytes());
 }
 

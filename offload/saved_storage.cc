@@ -67,6 +67,22 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit());
 }
 
+void SavedStorage::send_out_later(Block block, c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  put_off_.emplace(PutOffCopy{std::move(block), stream});
+}
+
+void SavedStorage::send_out_now() {
+  std::optional<PutOffCopy> copy;
+  {
+    const std::lock_guard lock(mutex_);
+    copy = std::exchange(put_off_, std::nullopt);
+  }
+  if (copy) {
+    send_out(std::move(copy->block), copy->stream);
+  }
+}
+
 c10::Storage SavedStorage::get(Use& use) {
   const c10::Stream stream = core_->tier().current_stream();
   std::shared_ptr<Fetched> fetched;

@@ -70,12 +70,21 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // kKept -> kAway: starts the copy out, behind the work given to `stream` so far, and hands the source to the stash.
   void send_out(Block block, c10::Stream stream);
 
+  // The same in two parts: kept until the second. See Note [Saved before it is filled] in put_off.h.
+  void send_out_later(Block block, c10::Stream stream);
+  void send_out_now();
+
   // kAway -> kBack, if the window has room: starts the copy in before anybody asks. False: no room, in the window or on
   // the device; try again later.
   bool fetch_ahead();
 
  private:
   enum class State : std::uint8_t { kKept, kAway, kBack };
+
+  struct PutOffCopy {
+    Block block;
+    c10::Stream stream;
+  };
 
   c10::Storage get(Use& use);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
@@ -97,6 +106,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   State state_ = State::kKept;                // LOCK: mutex_, as all below
   c10::Storage kept_;                         // kKept
   std::shared_ptr<Gauge::Lease> on_device_;   // kKept
+  std::optional<PutOffCopy> put_off_;         // kKept
   std::weak_ptr<Gauge::Lease> source_lease_;  // the source's bytes are counted once, whoever holds it
   std::size_t position_ = 0;                  // on the tape. kAway, kBack
   std::optional<Block> block_;                // kAway, kBack
