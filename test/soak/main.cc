@@ -1,0 +1,167 @@
+// Question: does anything grow, or stay behind, over a long run of steps?
+//
+// Steps of random sizes, some of them dropped or interrupted, run one after another under one Offloader. After each,
+// the bytes that ebb holds on the device, those that the device's allocator has handed out and those leased from the
+// pool must be what they were before. Over the second half of the run, the heap and RSS must not slope upwards.
+//
+// Note [What is a leak]
+// The heap's bytes in use are exact, but for a few KiB of caches that depend on the last sizes, so their slope says
+// something after some thousand steps. RSS also has what glibc holds free between live blocks, which comes in steps of
+// hundreds of KiB and then stays, so it takes a run in which such a step is small. Both are always shown; each is
+// judged in runs that are long enough for it.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <torch/utils.h>
+
+#include "bench/device.h"
+#include "test/soak/footprint.h"
+#include "test/soak/tiny_training.h"
+#include "test/soak/trend.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::int64_t kCompareEvery = 64;  // shares no factor with the number of kinds, so all are compared
+constexpr std::int64_t kWarmUpSteps = 4 * kCompareEvery;
+constexpr double kStepsOfSlope = 100'000;
+constexpr double kMostSlopeKib = 1024;
+constexpr std::int64_t kStepsToJudgeHeap = 10'000;
+constexpr std::int64_t kStepsToJudgeRss = 200'000;
+constexpr double kKib = 1024;
+
+struct SoakOptions {
+  std::int64_t steps = 20'000;
+  std::string device = "auto";
+  std::uint64_t seed = 1;
+};
+
+// What must be the same after every step.
+struct Boundary {
+  std::uint64_t allocated = 0;
+  std::uint64_t saved_on_device = 0;
+  std::uint64_t leased = 0;
+
+  bool operator==(const Boundary&) const = default;
+};
+
+class Soak {
+ public:
+  explicit Soak(const SoakOptions& options)
+      : options_(options), device_(pick_device(options.device)), memory_(device_), training_(device_, options.seed) {}
+
+  int run() {
+    for (std::int64_t i = 0; i < kWarmUpSteps; ++i) {  // LibTorch's own lazy allocations: workspaces, registries
+      step(i);
+    }
+    baseline_ = boundary();
+    baseline_.saved_on_device = 0;
+    baseline_.leased = 0;
+    for (std::int64_t i = 0; i < options_.steps; ++i) {
+      step(i);
+      look(i);
+    }
+    return finish();
+  }
+
+ private:
+  void step(std::int64_t i) {
+    if (!training_.step(/*compare=*/i % kCompareEvery == 0)) {
+      wrong(i, "its gradients are not those of plain autograd");
+    }
+  }
+
+  Boundary boundary() {
+    training_.offloader().drain();
+    synchronize(device_);
+    const Stats stats = training_.offloader().stats();
+    return {memory_.now_bytes(), stats.saved_on_device.now_bytes, stats.pool.now_bytes};
+  }
+
+  void look(std::int64_t i) {
+    const Boundary now = boundary();
+    if (now != baseline_) {
+      wrong(i, "allocated " + std::to_string(now.allocated) + " bytes for " + std::to_string(baseline_.allocated) +
+                   ", saved on the device " + std::to_string(now.saved_on_device) + ", leased " +
+                   std::to_string(now.leased));
+    }
+    const auto heap = static_cast<double>(heap_bytes());
+    const auto resident = static_cast<double>(resident_bytes());
+    if (i >= options_.steps / 2) {
+      heap_.add(static_cast<double>(i), heap);
+      resident_.add(static_cast<double>(i), resident);
+    }
+    const std::int64_t tenth = std::max<std::int64_t>(1, options_.steps / 10);
+    if ((i + 1) % tenth == 0) {
+      const Stats stats = training_.offloader().stats();
+      std::printf("%lld steps: heap %.1f KiB, RSS %.1f KiB, allocated %.1f KiB, spilled %.1f MiB, pool %.1f KiB\n",
+                  static_cast<long long>(i + 1), heap / kKib, resident / kKib,
+                  static_cast<double>(now.allocated) / kKib, static_cast<double>(stats.offloaded.bytes) / kKib / kKib,
+                  static_cast<double>(stats.pool.capacity_bytes) / kKib);
+      std::fflush(stdout);
+    }
+  }
+
+  void wrong(std::int64_t i, const std::string& what) {
+    constexpr std::int64_t kMostPrinted = 20;
+    if (++wrong_ <= kMostPrinted) {
+      std::printf("WRONG after step %lld: %s\n", static_cast<long long>(i), what.c_str());
+    }
+  }
+
+  int finish() {
+    const double heap = heap_.slope() * kStepsOfSlope / kKib;
+    const double resident = resident_.slope() * kStepsOfSlope / kKib;
+    const bool judge_heap = options_.steps >= kStepsToJudgeHeap;
+    const bool judge_rss = options_.steps >= kStepsToJudgeRss;
+    std::printf("heap: %+.1f KiB, RSS: %+.1f KiB per 100,000 steps; judged: %s\n", heap, resident,
+                judge_rss ? "both" : (judge_heap ? "the heap" : "neither, the run is too short"));
+    const double slope = judge_rss ? std::max(heap, resident) : heap;
+    std::printf("soak: %lld steps, slope: %.1f KiB per 100,000 steps, wrong: %lld\n",
+                static_cast<long long>(options_.steps), slope, static_cast<long long>(wrong_));
+    return wrong_ == 0 && (slope < kMostSlopeKib || !judge_heap) ? 0 : 1;
+  }
+
+  const SoakOptions options_;
+  const c10::Device device_;
+  const DeviceMemory memory_;  // before the weights, which it is to count
+  TinyTraining training_;
+  Boundary baseline_;
+  Trend heap_;
+  Trend resident_;
+  std::int64_t wrong_ = 0;
+};
+
+int parse_and_run(int argc, char** argv) {
+  SoakOptions options;
+  CLI::App app("Runs many tiny training steps under one Offloader and looks for what grows.", "soak");
+  app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--seed", options.seed)->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  keep_heap_compact();
+  torch::set_num_threads(1);  // the tensors are too small to share, and waking threads would take longer than the work
+  use_deterministic_algorithms();
+  return Soak(options).run();
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  try {
+    return ebb::parse_and_run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "soak: error: %s\n", error.what());
+    return 1;
+  }
+}
