@@ -6,9 +6,16 @@
 namespace ebb {
 namespace {
 
-void require_positive(const char* name, std::int64_t value) {
+// So that parameter_count cannot overflow.
+constexpr std::int64_t kLargestSize = 1 << 20;
+
+void require_size(const char* name, std::int64_t value) {
   if (value <= 0) {
     throw std::invalid_argument(std::string(name) + " must be at least 1, got " + std::to_string(value));
+  }
+  if (value > kLargestSize) {
+    throw std::invalid_argument(std::string(name) + " must be at most " + std::to_string(kLargestSize) + ", got " +
+                                std::to_string(value));
   }
 }
 
@@ -22,12 +29,12 @@ void require_divides(const char* part, std::int64_t divisor, const char* whole, 
 }  // namespace
 
 void validate(const LlamaConfig& config) {
-  require_positive("vocab", config.vocab);
-  require_positive("dim", config.dim);
-  require_positive("layers", config.layers);
-  require_positive("heads", config.heads);
-  require_positive("kv-heads", config.kv_heads);
-  require_positive("ffn", config.ffn);
+  require_size("vocab", config.vocab);
+  require_size("dim", config.dim);
+  require_size("layers", config.layers);
+  require_size("heads", config.heads);
+  require_size("kv-heads", config.kv_heads);
+  require_size("ffn", config.ffn);
   require_divides("heads", config.heads, "dim", config.dim);
   require_divides("kv-heads", config.kv_heads, "heads", config.heads);
   const std::int64_t head_dim = config.dim / config.heads;

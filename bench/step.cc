@@ -7,24 +7,21 @@
 
 #include <unistd.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "bench/device.h"
-#include "bench/size_flag.h"
 #include "bench/step_measure.h"
+#include "bench/step_options.h"
 #include "bench/step_shape.h"
 #include "bench/step_workload.h"
 #include "bench/whole_file.h"
@@ -33,30 +30,7 @@
 namespace ebb {
 namespace {
 
-struct StepOptions {
-  std::string shape = "w1";
-  std::optional<int> layers;  // the shape's unless given
-  std::vector<std::string> dtypes{"float32", "bfloat16"};
-  std::vector<std::string> configs{"none", "blocking", "offload"};
-  std::string device = "auto";
-  int warm_up = 3;
-  int pairs = 10;
-  std::optional<int> steady;  // not looked at unless given
-  bool compare_only = false;
-  std::filesystem::path out;
-  std::optional<std::uint64_t> stash_bytes;
-  std::optional<std::uint64_t> window_bytes;
-};
-
 const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat}, {"bfloat16", at::kBFloat16}};
-
-StepShape chosen_shape(const StepOptions& options) {
-  StepShape shape = step_shape(options.shape);
-  if (options.layers) {
-    shape.model.layers = *options.layers;
-  }
-  return shape;
-}
 
 Options offload_options(const StepOptions& options, c10::Device device) {
   Options ebb;
@@ -203,39 +177,16 @@ int run(const StepOptions& options) {
   return all_equal ? 0 : 1;
 }
 
-int parse_and_run(int argc, char** argv) {
-  StepOptions options;
-  CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
-  app.add_option("--shape", options.shape, "w1, small or tiny")->capture_default_str();
-  app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
-  app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember(kDtypes))->capture_default_str();
-  app.add_option("--configs", options.configs)
-      ->check(CLI::IsMember({"none", "blocking", "offload"}))
-      ->capture_default_str();
-  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::NonNegativeNumber);
-  app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
-  app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
-  auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
-  app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
-      ->needs(out);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return run(options);
-}
-
 }  // namespace
 }  // namespace ebb
 
 int main(int argc, char** argv) {
   try {
-    return ebb::parse_and_run(argc, argv);
+    ebb::StepOptions options;
+    if (const auto code = ebb::parse_options(argc, argv, options)) {
+      return *code;
+    }
+    return ebb::run(options);
   } catch (const std::exception& error) {
     std::cerr << "step: error: " << error.what() << "\n";
     return 1;

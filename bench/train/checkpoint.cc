@@ -1,37 +1,42 @@
 #include "bench/train/checkpoint.h"
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
+#include <charconv>
 #include <cstring>
-#include <fstream>
+#include <map>
+#include <memory>
+#include <span>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
+#include <vector>
 
-#include <ATen/core/ivalue.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
-#include <torch/optim/optimizer.h>
-#include <torch/serialize/input-archive.h>
-#include <torch/serialize/output-archive.h>
+#include <c10/util/accumulate.h>
+#include <torch/optim/adamw.h>
+#include <torch/utils.h>
 
 #include "bench/llama.h"
-#include "bench/whole_file.h"
+#include "bench/mapped_file.h"
+#include "bench/tensor_file.h"
 
 namespace ebb {
 namespace {
 
-using torch::serialize::InputArchive;
-using torch::serialize::OutputArchive;
+constexpr const char* kStepsDone = "steps_done";
+constexpr const char* kDtype = "dtype";
 
-constexpr const char* kDamaged = "it is not a checkpoint, or it is damaged";
-
-// The sizes that make one model's checkpoint unusable for another. An archive takes no hyphen in a name.
+// The sizes that make one model's checkpoint unusable for another.
 std::array<std::pair<const char*, std::int64_t>, 6> sizes(const LlamaConfig& config) {
   return {{{"vocab", config.vocab},
            {"dim", config.dim},
            {"layers", config.layers},
            {"heads", config.heads},
-           {"kv_heads", config.kv_heads},
+           {"kv-heads", config.kv_heads},
            {"ffn", config.ffn}}};
 }
 
@@ -39,98 +44,129 @@ std::array<std::pair<const char*, std::int64_t>, 6> sizes(const LlamaConfig& con
   throw std::runtime_error("cannot resume from " + file.string() + ": " + why);
 }
 
-// A parameter's name as an archive takes it, which is without dots.
-std::string key_of(std::string name) {
-  std::replace(name.begin(), name.end(), '.', '_');
-  return name;
+// The format's name of a type that a model's tensors may have.
+std::string dtype_name(c10::ScalarType type) {
+  TORCH_CHECK(type == c10::kFloat || type == c10::kBFloat16, "a checkpoint holds no ", c10::toString(type));
+  return type == c10::kFloat ? "F32" : "BF16";
 }
 
-InputArchive open_archive(const std::filesystem::path& file, c10::Device device) {
-  if (!std::ifstream(file, std::ios::binary)) {
-    fail(file, std::strerror(errno));
+// The tensors of one model and its optimizer by their names in a file. Moments that are not there yet are made, of
+// zeros, as AdamW would.
+std::vector<std::pair<std::string, at::Tensor>> named_tensors(const Llama& model, torch::optim::AdamW& optimizer) {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (const auto& parameter : model.named_parameters()) {
+    const at::Tensor& weights = parameter.value();
+    auto& state = optimizer.state()[weights.unsafeGetTensorImpl()];
+    if (state == nullptr) {
+      auto fresh = std::make_unique<torch::optim::AdamWParamState>();
+      fresh->exp_avg(at::zeros_like(weights));
+      fresh->exp_avg_sq(at::zeros_like(weights));
+      state = std::move(fresh);
+    }
+    const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
+    named.emplace_back("model." + parameter.key(), weights);
+    named.emplace_back("exp_avg." + parameter.key(), moments.exp_avg());
+    named.emplace_back("exp_avg_sq." + parameter.key(), moments.exp_avg_sq());
   }
-  InputArchive archive;
+  return named;
+}
+
+std::span<const std::byte> bytes_of(const at::Tensor& contiguous_on_cpu) {
+  return {static_cast<const std::byte*>(contiguous_on_cpu.const_data_ptr()), contiguous_on_cpu.nbytes()};
+}
+
+TensorFile parse(const MappedFile& mapped, const std::filesystem::path& file) {
   try {
-    archive.load_from(file.string(), device);
-  } catch (const std::exception&) {
-    fail(file, kDamaged);
+    return parse_tensor_file(mapped.bytes());
+  } catch (const BadTensorFile& error) {
+    fail(file, std::string("it is not a checkpoint, or it is damaged: ") + error.what());
   }
-  return archive;
 }
 
-c10::IValue read_value(InputArchive& archive, const std::string& key, const std::filesystem::path& file) {
-  c10::IValue value;
-  if (!archive.try_read(key, value)) {
-    fail(file, "it is not a checkpoint of this program: it has no " + key);
+const std::string& read_text(const TensorFile& in, const std::string& name, const std::filesystem::path& file) {
+  const auto found = in.texts.find(name);
+  if (found == in.texts.end()) {
+    fail(file, "it is not a checkpoint of this program: it has no " + name);
   }
-  return value;
+  return found->second;
 }
 
-InputArchive read_part(InputArchive& archive, const std::string& key, const std::filesystem::path& file) {
-  InputArchive part;
-  if (!archive.try_read(key, part)) {
-    fail(file, "it is not a checkpoint of this program: it has no " + key);
-  }
-  return part;
-}
-
-template <typename Value>
-void require_same(const std::filesystem::path& file, const std::string& name, const Value& in_file,
-                  const Value& asked) {
+void require_same(const TensorFile& in, const std::filesystem::path& file, const std::string& name,
+                  const std::string& asked) {
+  const std::string& in_file = read_text(in, name, file);
   if (in_file != asked) {
-    fail(file,
-         "it was saved with " + name + " " + c10::str(in_file) + ", and this run has " + name + " " + c10::str(asked));
+    fail(file, "it was saved with " + name + " " + in_file + ", and this run has " + name + " " + asked);
   }
+}
+
+std::int64_t read_steps(const TensorFile& in, const std::filesystem::path& file) {
+  const std::string& text = read_text(in, kStepsDone, file);
+  std::int64_t steps = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), steps);
+  if (error != std::errc() || rest != text.data() + text.size() || steps < 0) {
+    fail(file, std::string("its ") + kStepsDone + " is no number of steps");
+  }
+  return steps;
+}
+
+void read_tensor(const TensorFile& in, const std::string& name, const at::Tensor& to,
+                 const std::filesystem::path& file) {
+  const auto found = in.tensors.find(name);
+  if (found == in.tensors.end()) {
+    fail(file, "it is not a checkpoint of this program: it has no " + name);
+  }
+  const TensorBytes& from = found->second;
+  if (from.dtype != dtype_name(to.scalar_type()) || at::IntArrayRef(from.shape) != to.sizes()) {
+    fail(file, "its " + name + " has another type or other sizes than the model's");
+  }
+  const at::Tensor staged = at::empty(to.sizes(), to.options().device(c10::kCPU).requires_grad(false));
+  std::memcpy(staged.mutable_data_ptr(), from.bytes.data(), from.bytes.size());
+  to.copy_(staged);
 }
 
 }  // namespace
 
-void save_checkpoint(const std::filesystem::path& file, const Llama& model, const torch::optim::Optimizer& optimizer,
+void save_checkpoint(const std::filesystem::path& file, const Llama& model, torch::optim::AdamW& optimizer,
                      const std::string& dtype, std::int64_t steps_done) {
-  OutputArchive archive;
+  const torch::NoGradGuard no_grad;
+  std::map<std::string, std::string> texts{{kDtype, dtype}, {kStepsDone, std::to_string(steps_done)}};
   for (const auto& [name, value] : sizes(model.config())) {
-    archive.write(name, c10::IValue(value));
+    texts[name] = std::to_string(value);
   }
-  archive.write("dtype", c10::IValue(dtype));
-  archive.write("steps_done", c10::IValue(steps_done));
-  // Not Module::save: the rope tables are buffers, which follow from the sizes and bind a run to its sequence length.
-  OutputArchive weights(archive.compilation_unit());
-  for (const auto& parameter : model.named_parameters()) {
-    weights.write(key_of(parameter.key()), parameter.value());
+  // Parameters only: the rope tables are buffers, which follow from the sizes and bind a run to its sequence length.
+  const auto tensors = named_tensors(model, optimizer);
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, tensor] : tensors) {
+    specs.push_back({name, dtype_name(tensor.scalar_type()), tensor.sizes().vec()});
   }
-  archive.write("model", weights);
-  OutputArchive moments(archive.compilation_unit());
-  optimizer.save(moments);
-  archive.write("optimizer", moments);
-
-  WholeFile out(file);
-  archive.save_to([&out](const void* data, std::size_t bytes) {
-    out.append(data, bytes);
-    return bytes;
-  });
+  TensorFileWriter out(file, texts, specs);
+  for (const auto& [name, tensor] : tensors) {
+    out.append(bytes_of(tensor.to(c10::kCPU).contiguous()));
+  }
   out.commit();
 }
 
-std::int64_t load_checkpoint(const std::filesystem::path& file, Llama& model, torch::optim::Optimizer& optimizer,
-                             const std::string& dtype, c10::Device device) {
-  auto archive = open_archive(file, device);
-  for (const auto& [name, asked] : sizes(model.config())) {
-    require_same(file, name, read_value(archive, name, file).toInt(), asked);
-  }
-  require_same(file, "dtype", read_value(archive, "dtype", file).toStringRef(), dtype);
-  auto weights = read_part(archive, "model", file);
-  auto moments = read_part(archive, "optimizer", file);
+std::int64_t load_checkpoint(const std::filesystem::path& file, Llama& model, torch::optim::AdamW& optimizer,
+                             const std::string& dtype) {
+  const torch::NoGradGuard no_grad;
   try {
-    for (auto& parameter : model.named_parameters()) {
-      weights.read(key_of(parameter.key()), parameter.value());
+    const MappedFile mapped(file);
+    const TensorFile in = parse(mapped, file);
+    for (const auto& [name, asked] : sizes(model.config())) {
+      require_same(in, file, name, std::to_string(asked));
     }
-    optimizer.load(moments);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error&) {
-    fail(file, kDamaged);
+    require_same(in, file, kDtype, dtype);
+    const std::int64_t steps_done = read_steps(in, file);
+    for (const auto& [name, tensor] : named_tensors(model, optimizer)) {
+      read_tensor(in, name, tensor, file);
+    }
+    for (auto& [parameter, state] : optimizer.state()) {
+      static_cast<torch::optim::AdamWParamState&>(*state).step(steps_done);  // AdamW has taken every one
+    }
+    return steps_done;
+  } catch (const std::system_error& error) {
+    fail(file, error.code().message());
   }
-  return read_value(archive, "steps_done", file).toInt();
 }
 
 }  // namespace ebb

@@ -1,5 +1,6 @@
 #include "bench/train/options.h"
 
+#include <cmath>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,9 @@ namespace {
 constexpr const char* kDescription =
     "Trains a byte-level Llama-style model on text while ebb moves what autograd saves\n"
     "off the device: to host memory on a GPU, to disk on a machine without one.\n";
+
+// Of --batch and --seq: their product is the length of a batch.
+constexpr std::int64_t kLargestSize = 1 << 30;
 
 const std::map<std::string, DiskIo> kDiskIo = {
     {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
@@ -45,11 +49,11 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
       ->check(CLI::PositiveNumber)
       ->group(group);
   app.add_option("--batch", o.batch, "Sequences in a step")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, kLargestSize))
       ->capture_default_str()
       ->group(group);
   app.add_option("--seq", o.seq, "Bytes in a sequence")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, kLargestSize))
       ->capture_default_str()
       ->group(group);
   app.add_option("--lr", o.learning_rate, "Highest learning rate of AdamW")
@@ -115,6 +119,11 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
 
 void validate_together(const TrainOptions& o) {
   validate(o.model);
+  // CLI11 takes "nan" for a number, and no comparison with the ends of a range finds fault with it.
+  if (!std::isfinite(o.learning_rate) || !std::isfinite(o.weight_decay)) {
+    throw std::invalid_argument("--lr and --weight-decay must be finite: " + std::to_string(o.learning_rate) + " and " +
+                                std::to_string(o.weight_decay));
+  }
   if (o.until > o.steps) {
     throw std::invalid_argument("--until must be at most --steps: " + std::to_string(o.until) + " is over " +
                                 std::to_string(o.steps));

@@ -70,7 +70,7 @@ Trainer::Trainer(const TrainOptions& options, std::string_view text, c10::Device
   if (options.resume.empty()) {
     return;
   }
-  state_->first_step = load_checkpoint(options.resume, *state_->model, state_->optimizer, options.dtype, device);
+  state_->first_step = load_checkpoint(options.resume, *state_->model, state_->optimizer, options.dtype);
   if (state_->first_step >= options.until) {
     throw std::invalid_argument("nothing to train: the checkpoint " + options.resume.string() + " has done " +
                                 std::to_string(state_->first_step) + " steps, and this run ends after " +

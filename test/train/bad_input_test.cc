@@ -51,6 +51,14 @@ TEST_CASE("sizes that do not fit together are refused with both numbers", "[trai
   check_refused(train("--until 5"), "--until must be at most --steps: 5 is over 4");
 }
 
+TEST_CASE("numbers that would overflow, or are none, are refused before anything is made of them", "[train]") {
+  const TinyRun train;
+  check_refused(train("--dim 4611686018427387904"), "dim must be at most 1048576, got 4611686018427387904");
+  check_refused(train("--lr nan"), "--lr and --weight-decay must be finite: nan and 0.100000");
+  check_refused(train("--weight-decay nan"), "--lr and --weight-decay must be finite: 0.001000 and nan");
+  check_usage_error(train("--batch 4294967296"), "--batch: Value 4294967296 not in range 1 to 1073741824");
+}
+
 TEST_CASE("a device that is unknown or not there is refused by name", "[train]") {
   const TinyRun train;
   check_refused(train("--device gpu"), "unknown device 'gpu': use auto, cpu, cuda or cuda:N");

@@ -1,8 +1,12 @@
 #include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "bench/tensor_file.h"
 #include "test/train/program.h"
 #include "test/train/tiny_run.h"
 
@@ -93,8 +97,37 @@ TEST_CASE("what is no checkpoint, or half of one, is refused by name", "[train]"
   for (const auto& name : {train.file("half"), train.file("text")}) {
     const auto outcome = train("--steps 8 --resume " + name);
     CHECK(outcome.status == 1);
-    CHECK(outcome.err == "train: error: cannot resume from " + name + ": it is not a checkpoint, or it is damaged\n");
+    CHECK(outcome.err == "train: error: cannot resume from " + name +
+                             ": it is not a checkpoint, or it is damaged: its checksum does not match\n");
   }
+}
+
+TEST_CASE("a checkpoint of which one byte has changed is refused by name, with the reason", "[train]") {
+  const TinyRun train;
+  losses_of(train, "--save " + train.file("checkpoint"));
+  auto bytes = read_file(train.file("checkpoint"));
+  bytes[bytes.size() / 2] ^= 1;
+  write_file(train.file("checkpoint"), bytes);
+  const auto outcome = train("--steps 8 --resume " + train.file("checkpoint"));
+  CHECK(outcome.status == 1);
+  CHECK(outcome.err == "train: error: cannot resume from " + train.file("checkpoint") +
+                           ": it is not a checkpoint, or it is damaged: its checksum does not match\n");
+}
+
+// LibTorch's own reader would put the file's tensor in the place of the model's.
+TEST_CASE("a whole file whose tensors are not the model's is refused by the first that differs", "[train]") {
+  const TinyRun train;
+  const std::map<std::string, std::string> texts{{"vocab", "256"},     {"dim", "32"},      {"layers", "2"},
+                                                 {"heads", "4"},       {"kv-heads", "2"},  {"ffn", "64"},
+                                                 {"dtype", "float32"}, {"steps_done", "1"}};
+  const auto resumed = [&](std::vector<TensorSpec> tensors) {
+    TensorFileWriter(train.file("crafted"), texts, tensors).commit();
+    return train("--resume " + train.file("crafted")).err;
+  };
+  const std::string refusal = "train: error: cannot resume from " + train.file("crafted") + ": ";
+  CHECK(resumed({}) == refusal + "it is not a checkpoint of this program: it has no model.embedding\n");
+  CHECK(resumed({{"model.embedding", "F32", {0, 32}}}) ==
+        refusal + "its model.embedding has another type or other sizes than the model's\n");
 }
 
 // The file-size limit stands for a disk that fills up: writing past 32 KiB fails. Without offload, because a spill

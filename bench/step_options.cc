@@ -1,0 +1,44 @@
+#include "bench/step_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "bench/size_flag.h"
+
+namespace ebb {
+
+std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
+  CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
+  app.add_option("--shape", options.shape, "w1, small or tiny")->capture_default_str();
+  app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
+  app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
+  app.add_option("--configs", options.configs)
+      ->check(CLI::IsMember({"none", "blocking", "offload"}))
+      ->capture_default_str();
+  app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
+  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
+  app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
+  auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
+  app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
+      ->needs(out);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  validate(chosen_shape(options).model);
+  return std::nullopt;
+}
+
+StepShape chosen_shape(const StepOptions& options) {
+  StepShape shape = step_shape(options.shape);
+  if (options.layers) {
+    shape.model.layers = *options.layers;
+  }
+  return shape;
+}
+
+}  // namespace ebb
