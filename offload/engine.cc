@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include <torch/csrc/autograd/engine.h>
 
@@ -23,8 +24,8 @@ class GuardedEngine final : public torch::autograd::Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    Scope* const scope = Scope::current();
-    return scope == nullptr ? nullptr : std::make_unique<SaveHook>(*scope);
+    Scope::Target target = Scope::current();
+    return target.core == nullptr ? nullptr : std::make_unique<SaveHook>(std::move(target));
   }
 };
 

@@ -4,8 +4,8 @@
 
 namespace ebb {
 
-class Core;
 class Offloader;
+class Scope;
 
 // While it lives, tensors that autograd saves on this thread go through the offloader. So do saves that autograd's
 // engine threads make for a backward called under it (double backward). Guards nest; the innermost wins. The guard of
@@ -16,7 +16,8 @@ class Offloader;
 // stream's memory must be known there, by record_stream, as it must for any other asynchronous use.
 //
 // Note [Guards neither copy nor move]
-// A guard restores the thread's previous state, so it must end on the thread and in the scope where it began.
+// A guard belongs to the thread and to the scope where it begins. One that is destroyed elsewhere, or before a guard
+// inside it, does no harm: it is then no longer in force anywhere, and the other guards stay as they are.
 class OffloadGuard {
  public:
   explicit OffloadGuard(Offloader& offloader);
@@ -25,8 +26,7 @@ class OffloadGuard {
   OffloadGuard& operator=(const OffloadGuard&) = delete;
 
  private:
-  struct Slot;
-  std::unique_ptr<Slot> slot_;
+  const std::shared_ptr<Scope> scope_;  // null if the offloader is switched off
 };
 
 // While it lives, saves on this thread are left to LibTorch: around the output head, say, whose saves backward wants
@@ -39,8 +39,7 @@ class NoOpGuard {
   NoOpGuard& operator=(const NoOpGuard&) = delete;
 
  private:
-  struct Slot;
-  std::unique_ptr<Slot> slot_;
+  const std::shared_ptr<Scope> scope_;
 };
 
 }  // namespace ebb

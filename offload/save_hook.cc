@@ -4,7 +4,6 @@
 
 #include "offload/core.h"
 #include "offload/put_off.h"
-#include "offload/scope.h"
 
 namespace ebb {
 namespace {
@@ -21,8 +20,8 @@ at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
 }  // namespace
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
-  Scope& scope = *std::exchange(scope_, nullptr);
-  Core& core = *scope.core();
+  const Scope::Target target = std::exchange(target_, {});
+  Core& core = *target.core;
   PutOff::of_this_thread().start_finished();
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {
@@ -32,7 +31,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     return;
   }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
-  use_.emplace(core.save(tensor, scope.tape(), start));
+  use_.emplace(core.save(tensor, target.scope->tape(core), start));
   tensor_ = with_storage(tensor, core.no_bytes());
 }
 

@@ -2,16 +2,16 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/saved_storage.h"
+#include "offload/scope.h"
 #include "offload/version_check.h"
 
 namespace ebb {
-
-class Scope;
 
 // One save. Autograd owns it through the SavedVariable, so its destructor is the exact end of the save: everything that
 // is known of the save is here, and no table can outlive it.
@@ -19,14 +19,14 @@ class Scope;
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
-  // `scope` must live until call_pack_hook returns.
-  explicit SaveHook(Scope& scope) : scope_(&scope) {}
+  // The target's scope must live until call_pack_hook returns.
+  explicit SaveHook(Scope::Target target) : target_(std::move(target)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override;
   at::Tensor call_unpack_hook() override;
 
  private:
-  Scope* scope_;  // null once packed
+  Scope::Target target_;  // empty once packed
   std::optional<VersionCheck> version_;
 
   // Either the tensor itself, detached from its history unless it is a leaf (else an operation that saves its own

@@ -1,22 +1,72 @@
 #include "offload/scope.h"
 
+#include <utility>
+
 #include "offload/core.h"
 #include "offload/engine.h"
 #include "offload/tape.h"
 
 namespace ebb {
 
-Scope* Scope::current() {
-  auto* const scope = static_cast<Scope*>(c10::ThreadLocalDebugInfo::get(kKind));
-  return scope == nullptr || scope->core_ == nullptr ? nullptr : scope;
+Scope::Scope(std::shared_ptr<Core> core)
+    : below_(c10::ThreadLocalDebugInfo::current()), around_(innermost()), core_(std::move(core)) {}
+
+Scope* Scope::innermost() { return static_cast<Scope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+
+std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Core> core) {
+  drop_ended();
+  std::shared_ptr<Scope> scope(new Scope(std::move(core)));
+  c10::ThreadLocalDebugInfo::_push(kKind, scope);
+  scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
+  return scope;
 }
 
-std::shared_ptr<Tape> Scope::tape() {
+void Scope::leave() {
+  std::shared_ptr<Core> core;  // destroyed, as is the tape, after the lock is released
+  std::shared_ptr<Tape> tape;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    core = std::exchange(core_, nullptr);
+    tape = std::exchange(tape_, nullptr);
+  }
+  drop_ended();
+}
+
+// Not more than what is on top: below other people's information a scope stays, and is passed over.
+void Scope::drop_ended() {
+  for (Scope* top = innermost(); top != nullptr && top->has_ended(); top = innermost()) {
+    if (c10::ThreadLocalDebugInfo::current().get() != top->with_it_) {
+      return;
+    }
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(Stack(top->below_));
+  }
+}
+
+bool Scope::has_ended() {
   const std::lock_guard lock(mutex_);
+  return ended_;
+}
+
+Scope::Target Scope::current() {
+  for (Scope* scope = innermost(); scope != nullptr; scope = scope->around_) {
+    const std::lock_guard lock(scope->mutex_);
+    if (!scope->ended_) {
+      return {scope->core_, scope};
+    }
+  }
+  return {};
+}
+
+std::shared_ptr<Tape> Scope::tape(Core& core) {
+  const std::lock_guard lock(mutex_);
+  if (ended_) {  // since this save began, on another thread
+    return core.tape_of_this_thread();
+  }
   // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
   // (create_graph, recomputation) stays with the step that it serves.
   if (tape_ == nullptr || (tape_->in_use() && !in_backward())) {
-    tape_ = core_->tape_of_this_thread();
+    tape_ = core.tape_of_this_thread();
   }
   return tape_;
 }

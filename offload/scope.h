@@ -16,25 +16,51 @@ class Tape;
 // c10::ThreadLocalDebugInfo is a thread's stack of user information: the innermost entry wins, and it is part of
 // at::ThreadLocalState, which autograd carries to its engine threads. A thread_local of our own would be invisible
 // there, and saves made in a double backward would be missed.
+//
+// Note [Scopes that have ended]
+// Whoever captures an at::ThreadLocalState (a backward pass, a hook, a task of the user's) captures the stack with it,
+// and may put it in force again when guards on it are gone. So a guard does not only take its scope off the stack: the
+// scope itself ends. One that has ended lets go of its offloader, and is passed over for the next one around it.
+//
+// Threads: every member may be called from any thread.
 class Scope final : public c10::DebugInfoBase {
  public:
   static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEB);
 
-  // null: leave saves to LibTorch.
-  explicit Scope(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+  // Where a save made now goes.
+  struct Target {
+    std::shared_ptr<Core> core = nullptr;  // null: it is left to LibTorch
+    Scope* scope = nullptr;                // on the calling thread's stack
+  };
 
-  // The calling thread's innermost scope; null where saves are left to LibTorch.
-  static Scope* current();
+  // Puts a scope on the calling thread's stack. `core` null: leave saves to LibTorch.
+  [[nodiscard]] static std::shared_ptr<Scope> enter(std::shared_ptr<Core> core);
 
-  [[nodiscard]] const std::shared_ptr<Core>& core() const { return core_; }
+  // Ends it, here and wherever the stack has been captured, and takes what has ended off the calling thread's stack.
+  void leave();
 
-  // The step that a save made now belongs to. See Core::tape_of_this_thread.
-  [[nodiscard]] std::shared_ptr<Tape> tape();
+  // The calling thread's innermost scope that has not ended.
+  [[nodiscard]] static Target current();
+
+  // The step that a save made now, for `core`, belongs to. See Core::tape_of_this_thread.
+  [[nodiscard]] std::shared_ptr<Tape> tape(Core& core);
 
  private:
-  const std::shared_ptr<Core> core_;
+  using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;
+
+  explicit Scope(std::shared_ptr<Core> core);
+  static Scope* innermost();
+  static void drop_ended();
+  [[nodiscard]] bool has_ended();
+
+  const Stack below_;                                   // the thread's stack without this scope
+  Scope* const around_;                                 // the innermost one in there
+  const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
+
   std::mutex mutex_;
-  std::shared_ptr<Tape> tape_;  // LOCK: mutex_
+  bool ended_ = false;          // LOCK: mutex_, as all below
+  std::shared_ptr<Core> core_;  // until the end
+  std::shared_ptr<Tape> tape_;
 };
 
 }  // namespace ebb
