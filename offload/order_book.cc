@@ -16,9 +16,10 @@ void OrderBook::remember(std::uint64_t signature, std::vector<std::uint32_t> obs
 
 void OrderBook::remember_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
   if (saved_bytes != 0) {
-    saved_bytes_ = saved_bytes;
-    largest_bytes_ = largest_bytes;
+    ended_.saved_bytes = saved_bytes;
+    ended_.largest_bytes = largest_bytes;
   }
+  lower_sizes();
 }
 
 void OrderBook::raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
@@ -27,8 +28,13 @@ void OrderBook::raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_byt
     while (now < to && !value.compare_exchange_weak(now, to)) {
     }
   };
-  raise(saved_bytes_, saved_bytes);
-  raise(largest_bytes_, largest_bytes);
+  raise(under_way_.saved_bytes, saved_bytes);
+  raise(under_way_.largest_bytes, largest_bytes);
+}
+
+void OrderBook::lower_sizes() {
+  under_way_.saved_bytes = 0;
+  under_way_.largest_bytes = 0;
 }
 
 std::vector<std::uint32_t> OrderBook::recall(std::uint64_t signature, std::size_t count) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -24,12 +25,19 @@ class OrderBook {
   // A step under way has come this far. Until one has ended, that is all there is to go by.
   void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
 
+  // It was none, or is over. Other steps under way raise them again with what they save next.
+  void lower_sizes();
+
   // A permutation of [0, count): as observed under this signature, what was not used then last; else the reverse.
   [[nodiscard]] std::vector<std::uint32_t> recall(std::uint64_t signature, std::size_t count) const;
 
   // Of the last step that ended, or of the one under way where that is more.
-  [[nodiscard]] std::uint64_t saved_bytes() const { return saved_bytes_; }
-  [[nodiscard]] std::uint64_t largest_bytes() const { return largest_bytes_; }
+  [[nodiscard]] std::uint64_t saved_bytes() const {
+    return std::max(ended_.saved_bytes.load(), under_way_.saved_bytes.load());
+  }
+  [[nodiscard]] std::uint64_t largest_bytes() const {
+    return std::max(ended_.largest_bytes.load(), under_way_.largest_bytes.load());
+  }
 
  private:
   struct Order {
@@ -37,8 +45,13 @@ class OrderBook {
     std::vector<std::uint32_t> positions;
   };
 
-  std::atomic<std::uint64_t> saved_bytes_{0};
-  std::atomic<std::uint64_t> largest_bytes_{0};
+  struct Sizes {
+    std::atomic<std::uint64_t> saved_bytes{0};
+    std::atomic<std::uint64_t> largest_bytes{0};
+  };
+
+  Sizes ended_;
+  Sizes under_way_;
   mutable std::mutex mutex_;
   std::deque<Order> orders_;  // LOCK: mutex_. Newest first
 };

@@ -46,6 +46,7 @@ SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tap
 SavedStorage::~SavedStorage() {
   core_->forget(*this);
   core_->stash().sweep();
+  tape_->ended();
 }
 
 void SavedStorage::send_out(Block block, c10::Stream stream) {
@@ -77,6 +78,9 @@ void SavedStorage::send_out_now() {
   {
     const std::lock_guard lock(mutex_);
     copy = std::exchange(put_off_, std::nullopt);
+    if (kept_.nbytes() != bytes_ || kept_.data() != source_data_) {
+      return;  // resized in the meantime: what it holds now is what the saves get
+    }
   }
   if (copy) {
     send_out(std::move(copy->block), copy->stream);

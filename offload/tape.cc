@@ -12,16 +12,30 @@ namespace ebb {
 Tape::~Tape() {
   if (in_use_) {
     book_->remember(signature_, std::move(observed_));
+    book_->remember_sizes(saved_bytes_, largest_bytes_);
   }
-  book_->remember_sizes(saved_bytes_, largest_bytes_);
 }
 
 std::uint64_t Tape::next_candidate(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
+  ++alive_;
   saved_bytes_ += bytes;
   largest_bytes_ = std::max(largest_bytes_, bytes);
   book_->raise_sizes(saved_bytes_, largest_bytes_);
   return candidates_++;
+}
+
+void Tape::ended() {
+  const std::lock_guard lock(mutex_);
+  --alive_;
+  if (alive_ == 0 && !in_use_) {
+    saved_bytes_ = 0;
+    largest_bytes_ = 0;
+    storages_.clear();
+    used_.clear();
+    signature_ = 0;
+    book_->lower_sizes();
+  }
 }
 
 std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes) {

@@ -29,6 +29,14 @@ class Tape {
   // The ordinal of the next storage that the policy is asked about.
   [[nodiscard]] std::uint64_t next_candidate(std::uint64_t bytes);
 
+  // The last save of a candidate has ended.
+  //
+  // Note [Forward passes without backward]
+  // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
+  // before its backward began, they are forgotten: they must neither add up to a step that was never one, which would
+  // raise the bounds of stash and window, nor disturb the order learned from the steps that are.
+  void ended();
+
   // Adds a storage that went away. Returns its position.
   std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes);
 
@@ -54,6 +62,7 @@ class Tape {
 
   std::mutex mutex_;
   std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
+  std::size_t alive_ = 0;          // candidates with saves
   std::uint64_t saved_bytes_ = 0;  // of all candidates
   std::uint64_t largest_bytes_ = 0;
   std::vector<std::weak_ptr<SavedStorage>> storages_;

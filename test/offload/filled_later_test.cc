@@ -73,6 +73,19 @@ TEST_CASE_METHOD(NoLeak, "a copy that waits for its operation starts at the late
   CHECK(at::equal(in.gradients()[0], at::ones({8})));
 }
 
+TEST_CASE_METHOD(NoLeak, "a storage that is resized before its copy has started stays, with its new memory") {
+  expect_parity([](const Run& run) {
+    Inputs in;
+    auto guard = run.guard();
+    const at::Tensor factor = in.constant({8});
+    const at::Tensor loss = (in.leaf({8}) * factor).sum();
+    at::empty({0}).set_(factor).resize_({100'000});  // the memory that was saved is freed
+    guard.reset();
+    loss.backward();
+    return in.gradients();
+  });
+}
+
 TEST_CASE_METHOD(NoLeak, "a save that is dropped before its copy has started is never copied") {
   Rig rig(late());
   Inputs in;
