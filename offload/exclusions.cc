@@ -52,7 +52,9 @@ std::optional<Kept> Exclusions::reason(const at::Tensor& tensor) {
 }
 
 bool Exclusions::is_parameter(const at::Tensor& tensor) {
-  if (is_trained_leaf(tensor) || (tensor.is_view() && is_trained_leaf(tensor._base()))) {
+  // A view of an activation that was made without gradients (in a function's forward, say) looks like a trained leaf.
+  const bool view_of_activation = tensor.is_view() && !tensor._base().is_leaf();
+  if ((is_trained_leaf(tensor) && !view_of_activation) || (tensor.is_view() && is_trained_leaf(tensor._base()))) {
     parameters_.insert(tensor.storage());
     return true;
   }
