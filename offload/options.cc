@@ -2,14 +2,14 @@
 
 #include <linux/magic.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "offload/log.h"
+#include "streams/spill_folder.h"
 
 namespace ebb {
 namespace {
@@ -26,25 +26,31 @@ void check_size(const char* name, const std::optional<std::uint64_t>& bytes) {
                               " bytes; it must be positive, or nullopt to let ebb choose");
 }
 
-void check_spill_folder(const std::filesystem::path& folder) {
-  const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument("ebb: Options::spill_folder \"" + folder.string() + "\" " + why);
+// Whether the fault is this process's and not the folder's.
+bool is_shortage(const std::error_code& code) {
+  return code == std::errc::too_many_files_open || code == std::errc::too_many_files_open_in_system ||
+         code == std::errc::not_enough_memory;
+}
+
+// SpillFolder is the check. What it says of the folder becomes an error about the option.
+void check_spill_folder(const std::filesystem::path& path) {
+  const auto refuse = [](const std::exception& error) {
+    throw std::invalid_argument("ebb: Options::spill_folder: " + std::string(error.what()));
   };
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(folder, error);
-  if (!std::filesystem::exists(status)) {
-    refuse("does not exist");
-  }
-  if (!std::filesystem::is_directory(status)) {
-    refuse("is not a folder");
-  }
-  if (access(folder.c_str(), W_OK | X_OK) != 0) {
-    refuse(std::string("is not writable: ") + std::strerror(errno));
-  }
-  struct statfs system = {};
-  if (statfs(folder.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC) {
-    log_warning("Options::spill_folder \"" + folder.string() +
-                "\" is on tmpfs, which is memory: saves spilled there free none. Name a folder on a disk.");
+  try {
+    const SpillFolder folder(path);
+    struct statfs system = {};
+    if (fstatfs(folder.fd(), &system) == 0 && system.f_type == TMPFS_MAGIC) {
+      log_warning("Options::spill_folder \"" + path.string() +
+                  "\" is on tmpfs, which is memory: saves spilled there free none. Name a folder on a disk.");
+    }
+  } catch (const std::system_error& error) {
+    if (is_shortage(error.code())) {
+      throw;
+    }
+    refuse(error);
+  } catch (const std::invalid_argument& error) {
+    refuse(error);
   }
 }
 

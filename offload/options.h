@@ -57,7 +57,8 @@ struct Options {
   // Warn once when more than this fraction of the machine's memory is in use. In (0, 1].
   double host_memory_warning = 0.6;
 
-  // CPU only: where the spill file is made (it is never visible there), and what reads and writes it.
+  // CPU only: where the spill file is made (it is never visible there), and what reads and writes it. The folder must
+  // belong to this user or to root, and nobody else may write to it unless it is sticky, as /var/tmp is.
   std::filesystem::path spill_folder = "/var/tmp";
   DiskIo disk_io = DiskIo::kAuto;
 

@@ -19,12 +19,18 @@ inline constexpr std::size_t kPageBytes = 4096;
 }
 
 struct AlignedMemoryDeleter {
+  std::size_t mapped_bytes = 0;
   void operator()(std::byte* memory) const noexcept;
 };
 
 using AlignedMemory = std::unique_ptr<std::byte[], AlignedMemoryDeleter>;
 
-// Uninitialised memory that starts on a page and covers whole pages. Throws std::bad_alloc.
+// Memory that starts on a page and covers whole pages. Throws std::bad_alloc.
+//
+// Note [Core dumps]
+// The system leaves this memory out of core dumps (MADV_DONTDUMP, best effort), so that bytes on their way to or from a
+// spill file are in none; the file itself is not mapped and thus never in one. Not covered: a tensor's own memory,
+// before its bytes leave and after they are back, and host memory that serves a GPU.
 [[nodiscard]] AlignedMemory allocate_pages(std::size_t bytes);
 
 }  // namespace ebb

@@ -27,7 +27,8 @@ namespace ebb {
 // On the CPU the calling thread is the compute stream: what it was given is done when the call that gave it returns, so
 // record() has nothing to wait for, and wait() blocks the calling thread.
 //
-// Errors: those of IoQueue and SpillFile (std::system_error for what the system refuses).
+// Errors: those of IoQueue and SpillFile: std::system_error for what the system refuses, SpillCorrupted for bytes that
+// do not come back as they left.
 //
 // The destructor finishes the copies in flight. Blocks may outlive the tier: they keep the file open.
 class DiskTier final : public Tier {

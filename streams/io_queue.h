@@ -24,7 +24,9 @@ enum class IoEngine : std::uint8_t {
 // that the waits form no circle, and a queue that waits still completes what it started.
 //
 // Errors: std::system_error for what the system refuses, thrown by the ticket's synchronize (a failed transfer names
-// the bytes, the offset and the folder); c10::Error from submit for a request that breaks IoRequest's rules.
+// the bytes, the offset and the folder); SpillCorrupted, in the same way, for a read that does not bring what the same
+// chunk was last written with (Note [Checked chunks] in io_slot.h); c10::Error from submit for a request that breaks
+// IoRequest's rules.
 //
 // The destructor of every implementation first carries out all that was submitted, so the tickets in `after` must all
 // be done sooner or later. It never throws. The file must outlive the queue.

@@ -4,7 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <string>
 
 #include "streams/aligned_memory.h"
 #include "streams/io_job.h"
@@ -20,8 +22,16 @@ namespace ebb {
 //
 // or slot.finish_blocking(), which does that with pread and pwrite.
 //
-// Where the file is direct and the memory is not aligned, or ends within a page, the chunk goes through the slot's
-// bounce buffer, which is allocated at the first need and kept (kChunkBytes a slot).
+// Note [Checked chunks]
+// Each chunk that is written gets a checksum in RAM (SpillFile::checksums, XXH3 of 64 bits), and a chunk that is read
+// must match it: SpillCorrupted otherwise, also where the file ends too early or this chunk was never written. Writes
+// go through the slot's bounce buffer, so that the checksum is of the very bytes that the system gets: autograd allows
+// writes to a tensor that is on its way out (views that share a storage and no version, a save that is refused later),
+// and these must not look like a broken disk. It costs one copy by the I/O thread, which the checksum needs half of
+// anyway: to have the bytes in the cache.
+//
+// Where the file is direct and the memory is not aligned, or ends within a page, reads go through that buffer too. It
+// is allocated at the first need and kept (kChunkBytes a slot).
 //
 // Threads: one at a time. The file must outlive the slot.
 class IoSlot {
@@ -48,8 +58,12 @@ class IoSlot {
   void finish_blocking() noexcept;
 
  private:
-  void prepare_buffer();
+  void prepare_write();
+  void prepare_read();
+  void use_bounce_buffer();
+  [[nodiscard]] std::exception_ptr finish_transfer();
   [[nodiscard]] std::exception_ptr failure(int error) const;
+  [[nodiscard]] std::string describe(std::uint64_t offset, std::size_t bytes) const;
 
   const SpillFile* file_;
   AlignedMemory bounce_;  // null until needed
@@ -59,6 +73,7 @@ class IoSlot {
   std::byte* buffer_ = nullptr;  // the chunk's memory or the bounce buffer
   std::size_t buffer_bytes_ = 0;
   std::size_t bytes_moved_ = 0;
+  std::uint64_t checksum_ = 0;  // of the chunk: what is written, or what must arrive
 };
 
 }  // namespace ebb

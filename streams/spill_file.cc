@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <limits>
 #include <string>
 #include <utility>
@@ -20,26 +19,6 @@ namespace {
 
 [[noreturn]] void throw_errno(int error, const std::string& what) {
   throw std::system_error(error, std::generic_category(), what);
-}
-
-int open_unnamed(const std::filesystem::path& folder) {
-  constexpr mode_t kOwnerOnly = 0600;
-  // O_EXCL: the file can never be given a name later either.
-  if (fails(FaultPoint::kOpen)) {
-    throw_errno(EMFILE, "cannot create a spill file in " + folder.string());
-  }
-  int fd = ::open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, kOwnerOnly);
-  if (fd < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {  // a file system or a kernel without O_TMPFILE
-    std::string name = (folder / "ebb-spill-XXXXXX").string();
-    fd = ::mkostemp(name.data(), O_CLOEXEC);
-    if (fd >= 0) {
-      ::unlink(name.c_str());
-    }
-  }
-  if (fd < 0) {
-    throw_errno(errno, "cannot create a spill file in " + folder.string());
-  }
-  return fd;
 }
 
 // Switches the file to direct I/O and returns the alignment that it asks of memory; 1 when it stays buffered.
@@ -82,10 +61,10 @@ int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
 
 }  // namespace
 
-SpillFile::SpillFile(std::filesystem::path folder)
-    : folder_(std::move(folder)), fd_(open_unnamed(folder_)), memory_alignment_(make_direct(fd_)) {}
+SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
 
-SpillFile::~SpillFile() { ::close(fd_); }
+SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file)
+    : folder_(folder.path()), fd_(std::move(file)), memory_alignment_(make_direct(fd_.get())) {}
 
 std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kPageBytes - size_bytes_) {
@@ -93,7 +72,7 @@ std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
     return std::nullopt;
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
-  const int error = reserve(fd_, size_bytes_, whole_pages);
+  const int error = reserve(fd(), size_bytes_, whole_pages);
   if (error == 0) {
     const Range range{size_bytes_, whole_pages};
     size_bytes_ += whole_pages;
@@ -102,7 +81,7 @@ std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
   }
   // A reservation that failed half-way may keep what it got: give it back, others need the space on a full disk.
   // Should that fail too there is nothing left to do; the next grow takes the same place in the file.
-  [[maybe_unused]] const int ignored = ::ftruncate(fd_, static_cast<off_t>(size_bytes_));
+  [[maybe_unused]] const int ignored = ::ftruncate(fd(), static_cast<off_t>(size_bytes_));
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     refusal_ = error;
     return std::nullopt;

@@ -8,6 +8,9 @@
 #include <system_error>
 
 #include "streams/block_pool.h"
+#include "streams/file_descriptor.h"
+#include "streams/spill_checksums.h"
+#include "streams/spill_folder.h"
 
 namespace ebb {
 
@@ -17,11 +20,13 @@ namespace ebb {
 // Threads: grow by one thread at a time; every other member from any thread, also beside grow.
 class SpillFile final : public Backing {
  public:
-  // Throws std::system_error that names the folder when no file can be made there.
-  explicit SpillFile(std::filesystem::path folder);
+  // Throws what SpillFolder throws when no file can be made there.
+  explicit SpillFile(const std::filesystem::path& folder) : SpillFile(SpillFolder(folder)) {}
+  explicit SpillFile(const SpillFolder& folder);
+  // `file`: a new one of this folder.
+  SpillFile(const SpillFolder& folder, FileDescriptor file);
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
-  ~SpillFile() override;
 
   // Extends the file by `bytes`, rounded up to whole pages, right behind the earlier range. The blocks are reserved on
   // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
@@ -33,7 +38,7 @@ class SpillFile final : public Backing {
   // Why the last grow returned nullopt. No error (false) when it gave the bytes.
   [[nodiscard]] std::error_code refusal() const { return {refusal_.load(), std::generic_category()}; }
 
-  [[nodiscard]] int fd() const { return fd_; }
+  [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
   // Whether reads and writes bypass the page cache. If so, they must keep to whole pages in the file, and to
@@ -41,12 +46,16 @@ class SpillFile final : public Backing {
   [[nodiscard]] bool direct() const { return memory_alignment_ != 1; }
   [[nodiscard]] std::size_t memory_alignment() const { return memory_alignment_; }
 
+  // What was written where. As fd() it leads to the content, which is not part of the object's constness.
+  [[nodiscard]] SpillChecksums& checksums() const { return checksums_; }
+
  private:
   const std::filesystem::path folder_;
-  const int fd_;
+  const FileDescriptor fd_;
   const std::size_t memory_alignment_;
   std::uint64_t size_bytes_ = 0;  // only grow uses it
   std::atomic<int> refusal_{0};   // an errno
+  mutable SpillChecksums checksums_;
 };
 
 }  // namespace ebb

@@ -193,7 +193,7 @@ TEST_CASE("a block that the system has no room for is refused, and the disk tier
 
 TEST_CASE("a folder that does not exist is named when a disk tier is made") {
   CHECK_THROWS_WITH(DiskTier("/var/tmp/ebb-no-such-folder", std::nullopt, IoEngine::kAuto),
-                    "cannot create a spill file in /var/tmp/ebb-no-such-folder: No such file or directory");
+                    "cannot use the spill folder \"/var/tmp/ebb-no-such-folder\": No such file or directory");
 }
 
 TEST_CASE("only a wait for a ticket that is not done is counted as a stall") {

@@ -1,5 +1,7 @@
 #include "streams/io_queue.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -14,6 +16,7 @@
 
 #include "streams/aligned_memory.h"
 #include "streams/host_completion.h"
+#include "streams/spill_corrupted.h"
 #include "streams/spill_file.h"
 #include "test/streams/io_testing.h"
 
@@ -100,9 +103,9 @@ TEST_CASE("a block that ends within a page leaves no bytes of another block behi
   write(*disk.queue, 0, &one, 1)->synchronize();
   std::vector<std::byte> expected(kPageBytes);
   expected[0] = one;
-  if (disk.file.direct()) {  // else the last byte only is written
-    CHECK(read_back(*disk.queue, 0, kPageBytes) == expected);
-  }
+  const AlignedMemory on_disk = allocate_pages(kPageBytes);  // behind the queue's back, which reads only what it wrote
+  REQUIRE(::pread(disk.file.fd(), on_disk.get(), kPageBytes, 0) == static_cast<ssize_t>(kPageBytes));
+  CHECK(std::vector<std::byte>(on_disk.get(), on_disk.get() + kPageBytes) == expected);
 }
 
 TEST_CASE("a request starts only when what it comes after is done") {
@@ -174,7 +177,10 @@ TEST_CASE("a read beyond the end of the file is an error and not a wait") {
   const IoEngine engine = each_engine();
   Disk disk(engine, kPageBytes);
   std::vector<std::byte> destination(2 * kPageBytes);
+  write(*disk.queue, 0, destination.data(), destination.size())->synchronize();
+  REQUIRE(::ftruncate(disk.file.fd(), kPageBytes) == 0);
   const Ticket ticket = read(*disk.queue, 0, destination.data(), destination.size());
+  CHECK_THROWS_AS(ticket->synchronize(), SpillCorrupted);
   CHECK_THAT(error_of(ticket), Catch::StartsWith("cannot read 4096 bytes at offset 4096 of the spill file in /var/tmp: "
                                                  "the file ends there"));
 }

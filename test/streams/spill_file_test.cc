@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -21,27 +21,12 @@
 #include "streams/aligned_memory.h"
 #include "streams/io_queue.h"
 #include "test/streams/io_testing.h"
+#include "test/streams/temporary_folder.h"
 
 namespace ebb {
 namespace {
 
 namespace fs = std::filesystem;
-
-// An empty folder on a real disk (/tmp may be memory), removed with what is in it.
-class Folder {
- public:
-  Folder() {
-    std::string name = "/var/tmp/ebb-test-XXXXXX";
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::uint64_t file_bytes(const SpillFile& file) {
   struct stat info {};
@@ -77,7 +62,7 @@ bool enter_namespaces() {
 // The exit status of `body`, run in a child that sees a new file system at the folder: 0 if body returned true, 1 if
 // not. kMayNotMount where the machine does not let this process mount. The mount is the child's own and goes with it.
 int in_private_mount(const char* type, const char* options, const std::function<bool(const fs::path&)>& body) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const pid_t child = ::fork();
   if (child == 0) {
     if (!enter_namespaces() || ::mount("none", folder.path().c_str(), type, 0, options) != 0) {
@@ -101,14 +86,14 @@ int in_private_mount(const char* type, const char* options, const std::function<
 }
 
 TEST_CASE("a spill file is not visible in its folder") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SpillFile file(folder.path());
   REQUIRE(file.grow(kMiB).has_value());
   CHECK(fs::is_empty(folder.path()));
 }
 
 TEST_CASE("a spill file's ranges follow one another in whole pages and are reserved on the disk") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SpillFile file(folder.path());
   const auto first = file.grow(1);
   const auto second = file.grow(3 * kMiB + 1);
@@ -125,7 +110,7 @@ TEST_CASE("a spill file's ranges follow one another in whole pages and are reser
 }
 
 TEST_CASE("a spill file is for its owner only and is not inherited by another program") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const SpillFile file(folder.path());
   struct stat info {};
   REQUIRE(::fstat(file.fd(), &info) == 0);
@@ -134,7 +119,7 @@ TEST_CASE("a spill file is for its owner only and is not inherited by another pr
 }
 
 TEST_CASE("a spill file knows whether its transfers bypass the page cache") {
-  const Folder folder;
+  const TemporaryFolder folder;
   const SpillFile file(folder.path());
   CHECK(file.direct() == ((::fcntl(file.fd(), F_GETFL) & O_DIRECT) != 0));
   CHECK(file.direct() == (file.memory_alignment() > 1));
@@ -142,21 +127,21 @@ TEST_CASE("a spill file knows whether its transfers bypass the page cache") {
 }
 
 TEST_CASE("a folder where no file can be made is named in the error") {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::string message;
 
   const fs::path missing = folder.path() / "missing";
   CHECK(code_of_making(missing, message) == std::errc::no_such_file_or_directory);
-  CHECK(message == "cannot create a spill file in " + missing.string() + ": No such file or directory");
+  CHECK(message == "cannot use the spill folder \"" + missing.string() + "\": No such file or directory");
 
   const fs::path plain_file = folder.path() / "plain_file";
   std::ofstream(plain_file) << "text";
   CHECK(code_of_making(plain_file, message) == std::errc::not_a_directory);
-  CHECK(message == "cannot create a spill file in " + plain_file.string() + ": Not a directory");
+  CHECK(message == "cannot use the spill folder \"" + plain_file.string() + "\": Not a directory");
 }
 
 TEST_CASE("a file size limit stops a spill file without a signal, and raising it lets the file grow on") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SpillFile file(folder.path());
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -179,7 +164,7 @@ TEST_CASE("a file size limit stops a spill file without a signal, and raising it
 }
 
 TEST_CASE("a size that no file can have is refused and not wrapped around") {
-  const Folder folder;
+  const TemporaryFolder folder;
   SpillFile file(folder.path());
   REQUIRE(file.grow(kPageBytes).has_value());
   CHECK_FALSE(file.grow(SIZE_MAX).has_value());

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+namespace ebb {
+
+// What the pieces of a spill file must hash to: the part of the file that is kept in RAM. It grows with the file and
+// not with its use: pieces never overlap, because writing one forgets those that it touches.
+//
+// Threads: every member from any thread. That no two transfers of the same bytes are under way at once is up to those
+// who queue them (the rules of `after`).
+class SpillChecksums {
+ public:
+  // A piece is about to be written: from now on nothing is known of these bytes.
+  void start_write(std::uint64_t offset, std::size_t bytes);
+
+  // The piece that was started at `offset` is written.
+  void finish_write(std::uint64_t offset, std::uint64_t checksum) noexcept;
+
+  // nullopt unless exactly this piece was written last, and wholly.
+  [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t offset, std::size_t bytes) const;
+
+  // How many pieces are known.
+  [[nodiscard]] std::size_t size() const;
+
+ private:
+  struct Piece {
+    std::size_t bytes;
+    std::optional<std::uint64_t> checksum;  // nullopt: being written, or the write failed
+  };
+
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, Piece> pieces_;  // LOCK: mutex_; by offset, disjoint
+};
+
+}  // namespace ebb
