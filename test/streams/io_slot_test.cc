@@ -1,6 +1,8 @@
 #include "streams/io_slot.h"
 
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -10,7 +12,10 @@
 
 #include "streams/aligned_memory.h"
 #include "streams/io_job.h"
+#include "streams/io_queue.h"
+#include "streams/spill_corrupted.h"
 #include "streams/spill_file.h"
+#include "test/streams/io_testing.h"
 
 namespace ebb {
 namespace {
@@ -55,6 +60,53 @@ TEST_CASE("a slot goes on after a short or interrupted transfer and ends at an e
     CHECK(error_of(ticket) ==
           "cannot write 12288 bytes at offset 36864 of the spill file in /var/tmp: No space left on device");
   }
+}
+
+TEST_CASE("direct I/O goes on at a page, and a file that ends within one is an error") {
+  const SpillFile file("/var/tmp");
+  if (!file.direct()) {
+    WARN("SKIPPED: no direct I/O in /var/tmp");
+    return;
+  }
+  file.checksums().start_write(0, 4 * kPageBytes);
+  file.checksums().finish_write(0, 1);
+  const AlignedMemory memory = allocate_pages(4 * kPageBytes);
+  auto job = std::make_shared<IoJob>(IoRequest{IoKind::kRead, 0, memory.get(), 4 * kPageBytes, {}});
+  const Ticket ticket = job->ticket();
+  IoSlot slot(file);
+  slot.start(job, *job->next_chunk());
+  slot.advance(kPageBytes + 512);
+  REQUIRE(slot.busy());
+  CHECK(slot.file_offset() == kPageBytes);
+  CHECK(slot.data() == memory.get() + kPageBytes);
+  slot.advance(512);
+  CHECK_FALSE(slot.busy());
+  CHECK_THROWS_AS(ticket->synchronize(), SpillCorrupted);
+  CHECK(error_of(ticket) ==
+        "cannot read 12288 bytes at offset 4096 of the spill file in /var/tmp: the file ends there");
+}
+
+//   write starts | the source is changed, as autograd allows | the bytes reach the file | read: what was there at first
+TEST_CASE("a source that changes while it is written is no corruption, and the file has it as it was") {
+  SpillFile file("/var/tmp");
+  REQUIRE(file.grow(kMiB).has_value());
+  const std::size_t bytes = GENERATE(std::size_t{1}, kPageBytes - 1, 3 * kPageBytes, kMiB);
+  const AlignedMemory source = allocate_pages(bytes);
+  const auto content = random_bytes(bytes, 8);
+  std::memcpy(source.get(), content.data(), bytes);
+  auto job = std::make_shared<IoJob>(IoRequest{IoKind::kWrite, 0, source.get(), bytes, {}});
+  const Ticket written = job->ticket();
+  IoSlot slot(file);
+  slot.start(job, *job->next_chunk());
+  REQUIRE(slot.busy());
+  std::memset(source.get(), 0, bytes);
+  slot.finish_blocking();
+  written->synchronize();
+
+  const AlignedMemory back = allocate_pages(bytes);
+  const auto queue = IoQueue::make(IoEngine::kThreads, file, "ebb-test");
+  queue->submit({IoKind::kRead, 0, back.get(), bytes, {}})->synchronize();
+  CHECK(std::memcmp(back.get(), content.data(), bytes) == 0);
 }
 
 TEST_CASE("a request with several chunks is done with the last of them and reports the first error") {

@@ -15,8 +15,8 @@
 #include <catch2/catch.hpp>
 
 #include "streams/aligned_memory.h"
+#include "streams/io_job.h"
 #include "streams/io_queue.h"
-#include "streams/io_slot.h"
 #include "streams/spill_corrupted.h"
 #include "streams/spill_file.h"
 #include "test/streams/io_testing.h"
@@ -248,29 +248,6 @@ TEST_CASE("what was never written, or not as one piece, cannot be read") {
             Catch::EndsWith("they were not written as one piece"));
     CHECK(back == untouched);
   }
-}
-
-//   write starts | the source is changed, as autograd allows | the bytes reach the file | read: what was there at first
-TEST_CASE("a source that changes while it is written is no corruption, and the file has it as it was") {
-  SpillFile file("/var/tmp");
-  REQUIRE(file.grow(kMiB).has_value());
-  const std::size_t bytes = GENERATE(std::size_t{1}, kPageBytes - 1, 3 * kPageBytes, kMiB);
-  const AlignedMemory source = allocate_pages(bytes);
-  const auto content = random_bytes(bytes, 8);
-  std::memcpy(source.get(), content.data(), bytes);
-  auto job = std::make_shared<IoJob>(IoRequest{IoKind::kWrite, 0, source.get(), bytes, {}});
-  const Ticket written = job->ticket();
-  IoSlot slot(file);
-  slot.start(job, *job->next_chunk());
-  REQUIRE(slot.busy());
-  std::memset(source.get(), 0, bytes);
-  slot.finish_blocking();
-  written->synchronize();
-
-  const AlignedMemory back = allocate_pages(bytes);
-  const auto queue = IoQueue::make(IoEngine::kThreads, file, "ebb-test");
-  queue->submit({IoKind::kRead, 0, back.get(), bytes, {}})->synchronize();
-  CHECK(std::memcmp(back.get(), content.data(), bytes) == 0);
 }
 
 TEST_CASE("several queues of one file, each with blocks of other sizes in turn, take no block for another") {
