@@ -122,8 +122,11 @@ TEST_CASE_METHOD(NoLeak, "what is thrown on a thread of the engine's own arrives
   Rig rig(late_without_stash());
   for (int step = 0; step < 2; ++step) {
     Inputs in;
-    const OffloadGuard guard(rig.offloader());
-    const at::Tensor loss = in.loss(FailsInBackward::apply(in.activation({4}), 70));
+    at::Tensor loss;
+    {  // not around backward: the engine's thread lets go of its graphs only some time after the error has arrived
+      const OffloadGuard guard(rig.offloader());
+      loss = in.loss(FailsInBackward::apply(in.activation({4}), 70));
+    }
     CHECK_THROWS_AS(loss.backward(), UserError);
     forget_failed_backward();
   }
