@@ -46,7 +46,7 @@ std::shared_ptr<Tape> Core::tape_of_this_thread() {
     options_.policy->begin_step();
   }
   ++counters_.steps;
-  auto tape = std::make_shared<Tape>(book_);
+  auto tape = make_shared_unless_forked<Tape>(book_);
   const std::lock_guard lock(tapes_mutex_);
   std::erase_if(tapes_, [](const auto& entry) { return entry.second.expired(); });
   tapes_[std::this_thread::get_id()] = tape;
@@ -66,7 +66,7 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
       storage, VersionId(version),
-      [&] { return std::make_shared<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
+      [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
   if (inserted) {
     place(saved, tensor, *tape, start);
   } else {

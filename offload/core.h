@@ -21,12 +21,13 @@
 #include "offload/stash.h"
 #include "offload/storage_table.h"
 #include "offload/tape.h"
+#include "streams/process_mark.h"
 #include "streams/tier.h"
 
 namespace ebb {
 
-// What an Offloader owns, and what the saves made under its guards keep alive after it. Always made by
-// std::make_shared.
+// What an Offloader owns, and what the saves made under its guards keep alive after it. Always held by a
+// std::shared_ptr; one made by make_shared_unless_forked if the process may fork.
 //
 // Threads: every member may be called from any thread.
 class Core : public std::enable_shared_from_this<Core> {
@@ -35,6 +36,10 @@ class Core : public std::enable_shared_from_this<Core> {
   Core(Options options, std::shared_ptr<Tier> tier);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
+
+  // Throws c10::Error in a forked child, where no other member may be called.
+  void check_process() const { process_.check("this offloader"); }
+  [[nodiscard]] bool forked() const noexcept { return process_.forked(); }
 
   // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
   [[nodiscard]] std::shared_ptr<Tape> tape_of_this_thread();
@@ -84,6 +89,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void warn_if_host_memory_is_short(bool refused);
   [[nodiscard]] std::uint64_t limit(const std::optional<std::uint64_t>& set) const;
 
+  const ProcessMark process_;
   const Options options_;
   const std::shared_ptr<Tier> tier_;
   const c10::Storage no_bytes_;  // stands for the bytes in tensors that only carry sizes and flags

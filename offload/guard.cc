@@ -8,7 +8,7 @@
 namespace ebb {
 
 OffloadGuard::OffloadGuard(Offloader& offloader)
-    : scope_(offloader.core_ == nullptr ? nullptr : Scope::enter(offloader.core_)) {}
+    : scope_(offloader.core() == nullptr ? nullptr : Scope::enter(offloader.core())) {}
 
 OffloadGuard::~OffloadGuard() {
   if (scope_ != nullptr) {

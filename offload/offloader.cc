@@ -12,6 +12,7 @@
 #include "policy/minimum_size.h"
 #include "streams/disk_tier.h"
 #include "streams/pinned_tier.h"
+#include "streams/process_mark.h"
 
 namespace ebb {
 namespace {
@@ -63,7 +64,7 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier) {
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
   install_engine();
-  return std::make_shared<Core>(std::move(options), std::move(tier));
+  return make_shared_unless_forked<Core>(std::move(options), std::move(tier));
 }
 
 Options resolved(Options options) {
@@ -102,27 +103,38 @@ void Offloader::exclude(const torch::nn::Module& module) {
 }
 
 void Offloader::exclude(const at::Tensor& tensor) {
-  if (core_ != nullptr) {
-    core_->exclusions().add(tensor);
+  if (const auto& core = this->core()) {
+    core->exclusions().add(tensor);
   }
 }
 
 void Offloader::drain() {
-  if (core_ != nullptr) {
-    core_->stash().drain();
+  if (const auto& core = this->core()) {
+    core->stash().drain();
   }
 }
 
-Stats Offloader::stats() const { return core_ == nullptr ? Stats{} : core_->stats(); }
+Stats Offloader::stats() const {
+  const auto& core = this->core();
+  return core == nullptr ? Stats{} : core->stats();
+}
 
 void Offloader::reset_stats() {
-  if (core_ != nullptr) {
-    core_->reset_stats();
+  if (const auto& core = this->core()) {
+    core->reset_stats();
   }
 }
 
 std::vector<TimelineSample> Offloader::take_timeline() {
-  return core_ == nullptr ? std::vector<TimelineSample>{} : core_->timeline().take();
+  const auto& core = this->core();
+  return core == nullptr ? std::vector<TimelineSample>{} : core->timeline().take();
+}
+
+const std::shared_ptr<Core>& Offloader::core() const {
+  if (core_ != nullptr) {
+    core_->check_process();
+  }
+  return core_;
 }
 
 }  // namespace ebb

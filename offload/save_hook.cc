@@ -22,6 +22,7 @@ at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
   Core& core = *target.core;
+  core.check_process();
   PutOff::of_this_thread().start_finished();
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {

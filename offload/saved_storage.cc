@@ -17,6 +17,9 @@ SavedStorage::Use::Use(std::shared_ptr<SavedStorage> storage) : storage_(std::mo
 }
 
 SavedStorage::Use::~Use() {
+  if (storage_->core_->forked()) {  // the lock may never be released here
+    return;
+  }
   std::shared_ptr<Fetched> no_longer_needed;  // destroyed after the lock is released
   const std::lock_guard lock(storage_->mutex_);
   --storage_->uses_;
@@ -28,7 +31,10 @@ SavedStorage::Use::~Use() {
   }
 }
 
-c10::Storage SavedStorage::Use::get() { return storage_->get(*this); }
+c10::Storage SavedStorage::Use::get() {
+  storage_->core_->check_process();
+  return storage_->get(*this);
+}
 
 SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
                            c10::VariableVersion version)
@@ -74,6 +80,9 @@ void SavedStorage::send_out_later(Block block, c10::Stream stream) {
 }
 
 void SavedStorage::send_out_now() {
+  if (core_->forked()) {
+    return;
+  }
   std::optional<PutOffCopy> copy;
   {
     const std::lock_guard lock(mutex_);

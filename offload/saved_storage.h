@@ -47,7 +47,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     Use& operator=(const Use&) = delete;
 
     // The bytes on the device, ready for work on the calling thread's current stream; fetches what comes next ahead.
-    // Throws c10::OutOfMemoryError, or what a copy failed with; it may then be called again.
+    // Throws c10::OutOfMemoryError, or what a copy failed with; it may then be called again. Throws c10::Error in a
+    // forked child.
     [[nodiscard]] c10::Storage get();
 
    private:

@@ -26,9 +26,12 @@ void drop_done(std::vector<Ticket>& gates) {
 void Backing::discard(Range /*range*/) noexcept {}
 
 BlockPool::BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes)
-    : capacity_bytes_(capacity_bytes), backing_(std::move(backing)) {}
+    : capacity_bytes_(capacity_bytes), backing_(backing.release()) {}
 
 BlockPool::~BlockPool() {
+  if (process_.forked()) {  // whoever would finish that work is not in this process
+    return;
+  }
   for (const Ticket& gate : free_.gates()) {
     try {
       gate->synchronize();
@@ -39,6 +42,7 @@ BlockPool::~BlockPool() {
 }
 
 std::optional<Block> BlockPool::try_acquire(std::size_t bytes) {
+  process_.check("this pool");
   if (bytes == 0) {
     throw std::invalid_argument("BlockPool::try_acquire: a block of 0 bytes was asked for, at least 1 is needed");
   }
@@ -74,6 +78,9 @@ PoolStats BlockPool::stats() const {
 }
 
 void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept {
+  if (process_.forked()) {
+    return;
+  }
   const std::size_t rounded = round_up(bytes);
   drop_done(gates);  // outside the lock: asking may call the driver
   if (gates.empty()) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "streams/block.h"
+#include "streams/process_mark.h"
 #include "streams/range_allocator.h"
 #include "streams/tier.h"
 
@@ -52,13 +53,14 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   // this limit, because it rounds up, is neither leased nor counted.
   BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes);
 
-  // Waits for the gates of all bytes before the backing goes: somebody may still be writing there.
+  // Waits for the gates of all bytes before the backing goes: somebody may still be writing there. In a forked child it
+  // waits for nothing and the backing stays.
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
   // nullopt when neither a free range nor the backing, within the capacity, has room. The block's gates are those of
-  // its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes.
+  // its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked child.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes);
 
   [[nodiscard]] PoolStats stats() const;
@@ -73,7 +75,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   Block make_block(RangeAllocator::Range range, std::size_t bytes);
 
   const std::optional<std::uint64_t> capacity_bytes_;
-  const std::unique_ptr<Backing> backing_;
+  const std::unique_ptr<Backing, UnlessForked> backing_;
+  const ProcessMark process_;
 
   std::mutex growth_mutex_;  // taken before mutex_, never after; held while the backing grows
 

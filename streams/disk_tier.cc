@@ -29,8 +29,8 @@ DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint6
 DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine)
     : file_(file.get()),
       pool_(std::make_shared<BlockPool>(std::move(file), capacity_bytes)),
-      out_(IoQueue::make(engine, *file_, "ebb-out")),
-      in_(IoQueue::make(engine, *file_, "ebb-in")) {}
+      out_(IoQueue::make(engine, *file_, "ebb-out").release()),
+      in_(IoQueue::make(engine, *file_, "ebb-in").release()) {}
 
 c10::Device DiskTier::device() const { return {c10::kCPU}; }
 

@@ -16,6 +16,7 @@
 #include "streams/block.h"
 #include "streams/block_pool.h"
 #include "streams/io_queue.h"
+#include "streams/process_mark.h"
 #include "streams/spill_file.h"
 #include "streams/tier.h"
 
@@ -30,7 +31,8 @@ namespace ebb {
 // Errors: those of IoQueue and SpillFile: std::system_error for what the system refuses, SpillCorrupted for bytes that
 // do not come back as they left.
 //
-// The destructor finishes the copies in flight. Blocks may outlive the tier: they keep the file open.
+// The destructor finishes the copies in flight; in a forked child it leaks the lanes instead, because their threads are
+// not there. Blocks may outlive the tier: they keep the file open.
 class DiskTier final : public Tier {
  public:
   // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has.
@@ -63,8 +65,8 @@ class DiskTier final : public Tier {
   const SpillFile* const file_;  // owned by the pool
   const std::shared_ptr<BlockPool> pool_;
   // After the pool: both finish their work before it may close the file.
-  const std::unique_ptr<IoQueue> out_;
-  const std::unique_ptr<IoQueue> in_;
+  const std::unique_ptr<IoQueue, UnlessForked> out_;
+  const std::unique_ptr<IoQueue, UnlessForked> in_;
 
   std::atomic<std::uint64_t> stalls_{0};
   std::atomic<std::int64_t> stalled_ns_{0};

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+namespace ebb {
+
+// Remembers in which process an object was made.
+//
+// Note [Forked children]
+// A forked child has copies of its parent's objects, but none of the threads that serve them and no CUDA context; and a
+// mutex that another thread held during the fork stays locked there for ever. So in a child, whatever would wait or
+// lock asks its mark first: a call throws one clear error, and a destructor leaks what it would have to wait for. The
+// child's memory is a copy: leaking it takes nothing from the parent.
+//
+// Threads: every member may be called from any thread. Costs a relaxed load.
+class ProcessMark {
+ public:
+  ProcessMark() noexcept;
+
+  // Whether this process was forked off since.
+  [[nodiscard]] bool forked() const noexcept { return forks_.load(std::memory_order_relaxed) != made_after_; }
+
+  // Throws c10::Error, which says "ebb: `what` was made before fork", if it was.
+  void check(const char* what) const {
+    if (forked()) {
+      refuse(what);
+    }
+  }
+
+ private:
+  [[noreturn]] static void refuse(const char* what);
+  static void count_fork() noexcept;
+
+  static std::atomic<std::uint64_t> forks_;  // between the first process and this one
+  std::uint64_t made_after_;
+};
+
+// A deleter that leaks in a forked child: Note [Forked children].
+struct UnlessForked {
+  ProcessMark made_in;
+
+  template <typename T>
+  void operator()(T* object) const {
+    if (!made_in.forked()) {
+      delete object;
+    }
+  }
+};
+
+// As std::make_shared, but a forked child never destroys the object.
+template <typename T, typename... Arguments>
+[[nodiscard]] std::shared_ptr<T> make_shared_unless_forked(Arguments&&... arguments) {
+  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), UnlessForked{});
+}
+
+}  // namespace ebb
