@@ -1,0 +1,150 @@
+// What happens to ebb when a process ends or forks at an awkward moment. Each case starts a program of its own
+// (test/process/process_probe.cc), which an alarm ends if it hangs.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+
+#include <catch2/catch.hpp>
+
+namespace ebb {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRefused =
+    "ebb: this offloader was made before fork and cannot be used in the child process: its threads and its CUDA "
+    "context "
+    "did not survive, and what it saved cannot be had back here. Make a new one in the child.\n";
+
+struct Ending {
+  int status;  // the exit code; 128 + N where signal N ended it, as shells count
+  std::string said;
+};
+
+bool operator==(const Ending& a, const Ending& b) { return a.status == b.status && a.said == b.said; }
+
+std::ostream& operator<<(std::ostream& out, const Ending& ending) {
+  return out << "exit code " << ending.status << ":\n" << ending.said;
+}
+
+// Bazel starts a test in the folder of its data.
+std::string find_probe() {
+  const char* named = std::getenv("EBB_PROBE");
+  for (const fs::path& path : {fs::path(named == nullptr ? "" : named), fs::path("test/process_probe"),
+                               fs::path("bazel-bin/test/process_probe")}) {
+    if (fs::is_regular_file(path)) {
+      return fs::absolute(path).string();
+    }
+  }
+  throw std::runtime_error("test/process_probe is not built under " + fs::current_path().string() +
+                           ", and EBB_PROBE does not name it");
+}
+
+Ending run_probe(const std::string& mode, const std::string& environment) {
+  const std::string command = environment + " exec " + find_probe() + " " + mode + " 2>&1";
+  std::FILE* const out = popen(command.c_str(), "r");
+  REQUIRE(out != nullptr);
+  std::string said;
+  for (int byte = std::fgetc(out); byte != EOF; byte = std::fgetc(out)) {
+    said.push_back(static_cast<char>(byte));
+  }
+  constexpr int kSignalBase = 128;
+  const int status = pclose(out);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : kSignalBase + WTERMSIG(status), said};
+}
+
+// Without GPUs: where autograd has threads for them, LibTorch itself refuses backward in a forked child.
+Ending probe(const std::string& mode) { return run_probe(mode, "CUDA_VISIBLE_DEVICES="); }
+
+std::string repeated(int times, const std::string& text) {
+  std::string all;
+  for (int i = 0; i < times; ++i) {
+    all += text;
+  }
+  return all;
+}
+
+const Ending kSilent{0, ""};
+
+}  // namespace
+
+TEST_CASE("a process whose graph is destroyed after main, before its offloader, ends well", "[process]") {
+  CHECK(probe("graph_before_offloader") == kSilent);
+}
+
+TEST_CASE("a process whose graph is destroyed after main, after its offloader, ends well", "[process]") {
+  CHECK(probe("graph_after_offloader") == kSilent);
+}
+
+TEST_CASE("a process that leaves main with copies in flight ends well", "[process]") {
+  CHECK(probe("globals_in_flight") == kSilent);
+}
+
+TEST_CASE("std::exit with copies in flight ends well, though nothing is destroyed", "[process]") {
+  CHECK(probe("exit_in_flight") == kSilent);
+}
+
+TEST_CASE("std::exit under a guard ends well", "[process]") { CHECK(probe("exit_under_guard") == kSilent); }
+
+TEST_CASE("std::exit on another thread than main's destroys a global offloader in peace", "[process]") {
+  CHECK(probe("exit_from_thread") == kSilent);
+}
+
+TEST_CASE("std::exit in the midst of a backward pass ends well", "[process]") {
+  CHECK(probe("exit_during_backward") == kSilent);
+}
+
+TEST_CASE("a forked child that does nothing exits well, and its parent's gradients are exact", "[process]") {
+  CHECK(probe("fork_and_exit") == Ending{0, "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("a forked child may _exit, and its parent's gradients are exact", "[process]") {
+  CHECK(probe("fork_and_exit_at_once") == Ending{0, "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("a fork while copies are in flight harms neither child nor parent", "[process]") {
+  CHECK(probe("fork_in_flight") == Ending{0, "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("a forked child may destroy its copies of graph and offloader while copies are in flight", "[process]") {
+  CHECK(probe("fork_and_drop") == Ending{0, "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("a save in a child that was forked under a guard is one clear error, and none once the guard is left",
+          "[process]") {
+  CHECK(probe("fork_under_guard") == Ending{0, std::string(kRefused) + "nothing\nchild: exit 0\nexact\n"});
+}
+
+TEST_CASE("each use of its parent's offloader in a forked child is the same clear error", "[process]") {
+  CHECK(probe("fork_and_ask") == Ending{0, repeated(6, kRefused) + "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("backward through its parent's graph in a forked child is one clear error each time", "[process]") {
+  CHECK(probe("fork_and_unpack") == Ending{0, repeated(2, kRefused) + "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("a forked child may make an offloader of its own, and so is a parent itself", "[process]") {
+  CHECK(probe("fork_and_make_own") ==
+        Ending{0, "exact\nmoved: 13\n" + std::string(kRefused) + "child: exit 0\nexact\nchild: exit 0\nexact\n"});
+}
+
+TEST_CASE("backward in a forked child through saves that all passed through is exact", "[process]") {
+  CHECK(probe("fork_and_use_kept") == Ending{0, "exact\nchild: exit 0\n"});
+}
+
+TEST_CASE("forks among threads that hold ebb's locks leave no child hanging", "[process]") {
+  CHECK(probe("fork_among_threads") == Ending{0, repeated(10, "ebb: this offloader\nchild: exit 0\n") + "exact\n"});
+}
+
+TEST_CASE("after a fork of a process that uses a GPU the child gets a clear error and the parent goes on exactly",
+          "[process][gpu]") {
+  CHECK(run_probe("fork_on_gpu", "") == Ending{0, std::string(kRefused) + "child: exit 0\nexact\n"});
+}
+
+}  // namespace ebb
