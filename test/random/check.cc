@@ -1,0 +1,87 @@
+#include "test/random/check.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "test/random/device_bytes.h"
+#include "test/random/interpreter.h"
+#include "test/random/record.h"
+
+namespace ebb::graphs {
+namespace {
+
+Tally tally_of(const Stats& stats) {
+  Tally tally;
+  tally.saved = stats.saved.tensors;
+  tally.offloaded = stats.offloaded.tensors;
+  tally.fetched = stats.fetched.tensors;
+  tally.reused = stats.reused.tensors;
+  for (const Count& kept : stats.kept) {
+    tally.kept += kept.tensors;
+  }
+  tally.graphs_moved = tally.offloaded > 0 ? 1 : 0;
+  return tally;
+}
+
+std::uint64_t errors(const Outcome& outcome) {
+  std::uint64_t count = 0;
+  for (const std::vector<Record>& records : outcome) {
+    count += std::ranges::count_if(records, &Record::is_error);
+  }
+  return count;
+}
+
+// One pass after another over one rig, until one is wrong.
+std::optional<std::string> run_passes(const Case& tested, const Ground& ground, Rig& rig, const Outcome& expected,
+                                      bool lets_go) {
+  for (int pass = 0; pass < tested.setting.passes; ++pass) {
+    std::optional<std::string> wrong = difference(expected, run(tested.program, ground));
+    if (!wrong && lets_go) {
+      wrong = rig.leftover();
+    }
+    if (wrong) {
+      return "pass " + std::to_string(pass) + ", " + *wrong;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Tally& Tally::operator+=(const Tally& other) {
+  saved += other.saved;
+  offloaded += other.offloaded;
+  fetched += other.fetched;
+  reused += other.reused;
+  kept += other.kept;
+  graphs_moved += other.graphs_moved;
+  errors += other.errors;
+  cycles += other.cycles;
+  return *this;
+}
+
+Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
+  const std::uint64_t at_first = device_bytes(device);
+  const Outcome expected = run(tested.program, Ground{device, {}});
+  const std::uint64_t before = device_bytes_at_rest(device, at_first);
+  const bool lets_go = before <= at_first;  // Note [Cycles of plain autograd]
+  Verdict verdict;
+  try {
+    Rig rig(tested.setting, device, wrap);
+    verdict.wrong = run_passes(tested, Ground{device, rig.offloaders()}, rig, expected, lets_go);
+    verdict.tally = tally_of(rig.stats());
+  } catch (const std::exception& error) {
+    verdict.wrong = std::string("thrown by the offloader: ") + error.what();
+  }
+  verdict.tally.errors = errors(expected);
+  verdict.tally.cycles = lets_go ? 0 : 1;
+  if (!verdict.wrong && lets_go) {
+    const std::uint64_t after = device_bytes_at_rest(device, before);
+    if (after != before) {
+      verdict.wrong = std::to_string(after) + " bytes of tensors where there were " + std::to_string(before);
+    }
+  }
+  return verdict;
+}
+
+}  // namespace ebb::graphs

@@ -1,0 +1,36 @@
+#include "test/random/device_bytes.h"
+
+#include <chrono>
+#include <thread>
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "streams/simulated_device_allocator.h"
+
+namespace ebb::graphs {
+
+std::uint64_t device_bytes(c10::Device device) {
+  if (device.is_cuda()) {
+    c10::cuda::device_synchronize();
+    at::cuda::clearCublasWorkspaces();
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[kAll].current;
+  }
+  const auto* const simulated = dynamic_cast<const SimulatedDeviceAllocator*>(c10::GetCPUAllocator());
+  return simulated == nullptr ? 0 : simulated->bytes().now;
+}
+
+std::uint64_t device_bytes_at_rest(c10::Device device, std::uint64_t expected) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  std::uint64_t bytes = device_bytes(device);
+  while (device.is_cuda() && bytes > expected && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    bytes = device_bytes(device);
+  }
+  return bytes;
+}
+
+}  // namespace ebb::graphs

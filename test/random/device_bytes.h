@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+
+#include <c10/core/Device.h>
+
+namespace ebb::graphs {
+
+// Bytes of tensors on the device. On the CPU they are counted by a SimulatedDeviceAllocator, if one is installed, else
+// 0. On a GPU, what LibTorch's libraries keep for themselves is released first.
+[[nodiscard]] std::uint64_t device_bytes(c10::Device device);
+
+// The same once it is down to `expected`. On a GPU that may take a moment, at most a second: LibTorch's threads let go
+// of what they ran a little later than backward returns.
+[[nodiscard]] std::uint64_t device_bytes_at_rest(c10::Device device, std::uint64_t expected);
+
+}  // namespace ebb::graphs

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include "offload/guard.h"
+#include "offload/offloader.h"
+#include "test/random/program.h"
+#include "test/random/record.h"
+
+namespace ebb::graphs {
+
+// Where a program runs: with two offloaders, or with none, plain.
+struct Ground {
+  c10::Device device{c10::kCPU};
+  std::vector<Offloader*> offloaders;
+};
+
+// Tensors without gradients that all threads of a program may read, and save, but not write.
+[[nodiscard]] Tensors make_shared_tensors(c10::Device device);
+
+// While it lives, this thread hears none of LibTorch's warnings: that create_graph makes cycles, say. finish() breaks
+// them.
+class Silence {
+  struct Handler : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  };
+  Handler handler_;
+  const c10::WarningUtils::WarningHandlerGuard guard_{&handler_};
+};
+
+// Runs one thread of a program, a line at a time. Must be used and destroyed on one thread.
+class Interpreter {
+ public:
+  Interpreter(Ground ground, const Tensors& shared) : ground_(std::move(ground)), shared_(shared) {}
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
+
+  // Returns the result, undefined if there is none. An error is a record, and the thread goes on.
+  at::Tensor step(const Instruction& line);
+
+  // Records the value as it is now, and lets go of it.
+  void release(int id);
+
+  // Leaves all scopes, releases what is left and records the leaves' gradients.
+  void finish();
+
+  [[nodiscard]] std::vector<Record>& records() { return records_; }
+
+ private:
+  using Guarded = std::unique_ptr<OffloadGuard>;
+  using Unguarded = std::unique_ptr<NoOpGuard>;
+  using NoGrad = std::unique_ptr<at::NoGradGuard>;
+  using Scope = std::variant<std::monostate, Guarded, Unguarded, NoGrad>;
+
+  at::Tensor run(const Instruction& line);
+  at::Tensor make(const Instruction& line);
+  void scope(const Instruction& line);
+  at::Tensor backward(const Instruction& line);
+  void backward_into_leaves(const Instruction& line, const Tensors& roots, const Tensors& gradients);
+  at::Tensor gradients_of(const Instruction& line, const Tensors& roots, const Tensors& gradients);
+  [[nodiscard]] Tensors values(const std::vector<int>& ids) const;
+  [[nodiscard]] bool is_shared(const at::Tensor& tensor) const;
+
+  const Silence silence_;
+  const Ground ground_;
+  const Tensors& shared_;
+  std::map<int, at::Tensor> values_;
+  std::vector<std::pair<int, at::Tensor>> leaves_;
+  std::vector<Scope> scopes_;
+  std::vector<Record> records_;
+};
+
+// Runs all threads of the program.
+[[nodiscard]] Outcome run(const Program& program, const Ground& ground);
+
+}  // namespace ebb::graphs

@@ -1,0 +1,156 @@
+// Random graphs with plain autograd as the oracle. The last line is `graphs: N, seed: S, moved: M, wrong: W`.
+//
+// Exits 0 if nothing was wrong and something was moved, 1 if not, 2 for flags that cannot be used.
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+#include <c10/core/CPUAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "streams/simulated_device_allocator.h"
+#include "test/random/check.h"
+#include "test/random/crash_note.h"
+#include "test/random/generator.h"
+#include "test/random/shrinker.h"
+
+namespace ebb::graphs {
+namespace {
+
+constexpr std::uint64_t kMostReports = 5;
+
+struct Flags {
+  std::uint64_t graphs = 3000;
+  std::uint64_t first = 0;
+  std::uint64_t seed = 1;
+  std::string device = "cpu";
+  std::optional<double> seconds;
+  bool print = false;
+};
+
+std::optional<int> parse(int argc, char** argv, Flags& flags) {
+  CLI::App app("Runs random programs with and without ebb and compares all that they compute, bit for bit.", "random");
+  app.add_option("--graphs", flags.graphs, "How many")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seed", flags.seed, "Of all choices")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--first", flags.first, "The first graph's number")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  app.add_option("--seconds", flags.seconds, "Start no graph after this time")->check(CLI::PositiveNumber);
+  app.add_flag("--print", flags.print, "Print each program before it runs");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  return std::nullopt;
+}
+
+void prepare(const c10::Device& device) {
+  at::set_num_threads(1);  // tensors are small, and the programs have threads of their own
+  if (device.is_cuda()) {
+    TORCH_CHECK(c10::cuda::device_count() > 0, "--device cuda: this machine has no GPU that can be used");
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // or matrix products differ from run to run
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  } else {
+    // Freed memory turns into NaN. Never destroyed: tensors of static lifetime may outlive it.
+    c10::SetCPUAllocator(new SimulatedDeviceAllocator, /*priority=*/255);
+  }
+}
+
+class Run {
+ public:
+  Run(const Flags& flags, c10::Device device) : flags_(flags), device_(device) {}
+
+  int all() {
+    const auto start = std::chrono::steady_clock::now();
+    const auto out_of_time = [&] {
+      return flags_.seconds &&
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > *flags_.seconds;
+    };
+    install_crash_note(flags_.seed);
+    for (std::uint64_t i = 0; i < flags_.graphs && !out_of_time(); ++i) {
+      one(flags_.first + i);
+    }
+    std::cout << "saves: " << tally_.saved << ", offloaded: " << tally_.offloaded << ", fetched: " << tally_.fetched
+              << ", reused: " << tally_.reused << ", kept: " << tally_.kept << "\n"
+              << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
+              << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles << "\n";
+    if (tally_.offloaded == 0) {
+      std::cout << "nothing was offloaded: this run shows nothing\n";
+    }
+    std::cout << "graphs: " << graphs_ << ", seed: " << flags_.seed << ", moved: " << tally_.offloaded
+              << ", wrong: " << wrong_ << std::endl;
+    return wrong_ == 0 && tally_.offloaded > 0 ? 0 : 1;
+  }
+
+ private:
+  void one(std::uint64_t number) {
+    set_crash_note(number);
+    const Case made = generate(flags_.seed, number, device_);
+    if (flags_.print) {
+      std::cout << "graph " << number << ", " << to_text(made.setting) << ":\n" << to_text(made.program) << std::flush;
+    }
+    const Verdict verdict = check(made, device_);
+    ++graphs_;
+    lines_ += instructions(made.program);
+    tally_ += verdict.tally;
+    if (verdict.wrong && ++wrong_ <= kMostReports) {
+      report(number, made, *verdict.wrong);
+    }
+  }
+
+  void report(std::uint64_t number, const Case& failing, const std::string& wrong) {
+    std::cout << "WRONG graph " << number << " of seed " << flags_.seed << ": " << wrong << "\n"
+              << "  repeat: ./dev test random --graphs 1 --first " << number << " --seed " << flags_.seed
+              << " --device " << flags_.device << "\n"
+              << "  shrinking " << instructions(failing.program) << " lines, " << to_text(failing.setting) << std::endl;
+    const Case small = shrink(failing, [&](const Case& smaller) {
+      set_crash_note(number);
+      return check(smaller, device_).wrong.has_value();
+    });
+    std::cout << "  shrunk to " << instructions(small.program) << " lines, " << to_text(small.setting) << ":\n"
+              << to_text(small.program) << "  " << check(small, device_).wrong.value_or("right, when run once more")
+              << std::endl;
+  }
+
+  const Flags flags_;
+  const c10::Device device_;
+  std::uint64_t graphs_ = 0;
+  std::uint64_t lines_ = 0;
+  std::uint64_t wrong_ = 0;
+  Tally tally_;
+};
+
+int parse_and_run(int argc, char** argv) {
+  Flags flags;
+  if (const std::optional<int> status = parse(argc, argv, flags)) {
+    return *status;
+  }
+  const c10::Device device = flags.device == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+  prepare(device);
+  return Run(flags, device).all();
+}
+
+}  // namespace
+}  // namespace ebb::graphs
+
+int main(int argc, char** argv) {
+  try {
+    return ebb::graphs::parse_and_run(argc, argv);
+  } catch (const c10::Error& error) {
+    std::cerr << "random: error: " << error.what_without_backtrace() << "\n";
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << "random: error: " << error.what() << "\n";
+    return 2;
+  }
+}

@@ -1,0 +1,74 @@
+// torch::autograd::Functions that a user might write.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "test/random/operation.h"
+
+namespace ebb::graphs {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Saves its input, its output and nothing at all, and looks at them twice.
+struct Cubed : torch::autograd::Function<Cubed> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    at::Tensor out = x * x * x * 0.5;
+    context->save_for_backward({x, out, at::Tensor()});
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto again = context->get_saved_variables();
+    TORCH_CHECK(!saved[2].defined() && saved[0].equal(again[0]), "the same save gave two answers");
+    return {gradients[0] * saved[0] * again[0] * 1.5 + saved[1] * 0.125};
+  }
+};
+
+// Saves one tensor twice and a view of another.
+struct Blend : torch::autograd::Function<Blend> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y) {
+    context->save_for_backward({x, y.flatten(), x});
+    return x * y;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1].view_as(saved[0]), gradients[0] * saved[2]};
+  }
+};
+
+at::Tensor block(const at::Tensor& x) { return (x.sin() * x.sigmoid()).tanh(); }
+
+// Computes its block again in backward: autograd inside of autograd.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return block(x);
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    const at::AutoGradMode grad_mode(true);
+    const at::Tensor out = block(x);
+    return torch::autograd::grad({out}, {x}, {gradients[0]});
+  }
+};
+
+}  // namespace
+
+Operations custom_operations() {
+  constexpr Kind kind = Kind::kCompute;
+  return {
+      {"cubed", kind, 1, [](const Tensors& x, const Numbers&) { return Cubed::apply(x[0]); }},
+      {"blend", kind, 2,
+       [](const Tensors& x, const Numbers&) { return Blend::apply(x[0], fit(x[1], x[0]).expand_as(x[0])); }},
+      {"recomputed", kind, 1, [](const Tensors& x, const Numbers&) { return Recomputed::apply(x[0]); }},
+      {"through_the_cpu", kind, 1,
+       [](const Tensors& x, const Numbers&) { return x[0].cpu().sigmoid().to(x[0].device()); }},
+  };
+}
+
+}  // namespace ebb::graphs

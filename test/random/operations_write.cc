@@ -1,0 +1,54 @@
+// Writes into a tensor that others may have saved: legal, or for autograd to refuse.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include "test/random/operation.h"
+
+namespace ebb::graphs {
+
+Operations write_operations() {
+  constexpr Kind kind = Kind::kWrite;
+  return {
+      {"relu_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].relu_(); }},
+      {"sigmoid_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].sigmoid_(); }},
+      {"tanh_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].tanh_(); }},
+      {"silu_", kind, 1,
+       [](const Tensors& x, const Numbers&) {
+         at::Tensor out = x[0];
+         return at::silu_(out);
+       }},
+      {"multiply_", kind, 2, [](const Tensors& x, const Numbers&) { return x[0].mul_(fit(x[1], x[0])); }},
+      {"scale_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].mul_(0.5); }},
+      {"add_", kind, 2, [](const Tensors& x, const Numbers&) { return x[0].add_(fit(x[1], x[0])); }},
+      {"add_number_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].add_(0.25); }},
+      {"copy_", kind, 2, [](const Tensors& x, const Numbers&) { return x[0].copy_(fit(x[1], x[0])); }},
+      {"zero_", kind, 1, [](const Tensors& x, const Numbers&) { return x[0].zero_(); }},
+      {"masked_fill_", kind, 1,
+       [](const Tensors& x, const Numbers&) { return x[0].masked_fill_(x[0].detach() > 0, 0.5); }},
+      {"fill_a_part_", kind, 1,
+       [](const Tensors& x, const Numbers& n) {
+         const std::int64_t along = dimension(x[0], n[0]);
+         x[0].select(along, choose(n[1], x[0].size(along))).fill_(0.75);
+         return x[0];
+       }},
+      {"scale_transposed_", kind, 1,
+       [](const Tensors& x, const Numbers&) {
+         x[0].transpose(0, -1).mul_(0.5);
+         return x[0];
+       }},
+      {"add_through_detach_", kind, 1,
+       [](const Tensors& x, const Numbers&) {
+         x[0].detach().add_(0.25);
+         return x[0];
+       }},
+      {"update_", kind, 1,
+       [](const Tensors& x, const Numbers&) {
+         const at::NoGradGuard no_grad;
+         return x[0].mul_(0.75);
+       }},
+  };
+}
+
+}  // namespace ebb::graphs

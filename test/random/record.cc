@@ -1,0 +1,96 @@
+#include "test/random/record.h"
+
+#include <algorithm>
+#include <regex>
+#include <sstream>
+
+#include <ATen/core/grad_mode.h>
+
+namespace ebb::graphs {
+namespace {
+
+std::string form_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "undefined";
+  }
+  std::ostringstream out;
+  out << tensor.scalar_type() << " sizes " << tensor.sizes() << " strides " << tensor.strides();
+  if (tensor.is_conj()) out << " conjugate";
+  if (tensor.is_neg()) out << " negative";
+  if (tensor.requires_grad()) out << " requires_grad";
+  return out.str();
+}
+
+// LibTorch keeps a saved tensor whole and asks it who made it after a write; where the tensor is gone, ebb knows only
+// who had made it when it was saved. Both are right about the write.
+std::string without_producer(const std::string& error) {
+  static const std::regex producer(", which is output [0-9]+ of [A-Za-z0-9:_]+,");
+  return std::regex_replace(error, producer, "");
+}
+
+std::string first_other_byte(const std::string& expected, const std::string& found) {
+  const auto [left, right] = std::ranges::mismatch(expected, found);
+  std::ostringstream out;
+  out << "bytes differ from byte " << left - expected.begin() << " of " << expected.size() << " on: 0x" << std::hex
+      << static_cast<int>(static_cast<unsigned char>(*right)) << " instead of 0x"
+      << static_cast<int>(static_cast<unsigned char>(*left));
+  return out.str();
+}
+
+}  // namespace
+
+Record::Record(int value, std::string what, const at::Tensor& tensor)
+    : value_(value), what_(std::move(what)), form_(form_of(tensor)) {
+  if (tensor.defined()) {
+    const at::NoGradGuard no_grad;
+    copy_ = tensor.detach().resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+  }
+}
+
+Record::Record(int value, std::string error)
+    : value_(value), what_("error"), content_(without_producer(std::move(error))) {}
+
+void Record::settle() {
+  if (copy_.defined()) {
+    const at::Tensor on_host = copy_.cpu();
+    content_.assign(static_cast<const char*>(on_host.const_data_ptr()), on_host.nbytes());
+    copy_.reset();
+  }
+}
+
+std::optional<std::string> Record::difference(const Record& found) const {
+  if (name() != found.name()) {
+    return found.name() + (found.is_error() ? " (" + found.text() + ")" : "") + " instead of " + name() +
+           (is_error() ? " (" + text() + ")" : "");
+  }
+  if (is_error()) {
+    return text() == found.text() ? std::nullopt
+                                  : std::optional(name() + ": \"" + found.text() + "\" instead of \"" + text() + "\"");
+  }
+  if (form_ != found.form_) {
+    return name() + ": " + found.form_ + " instead of " + form_;
+  }
+  if (content_ != found.content_) {
+    return name() + " (" + form_ + "): " + first_other_byte(content_, found.content_);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> difference(const Outcome& expected, const Outcome& found) {
+  for (std::size_t thread = 0; thread < expected.size(); ++thread) {
+    const std::string where = "thread " + std::to_string(thread) + ", ";
+    const std::size_t both = std::min(expected[thread].size(), found[thread].size());
+    for (std::size_t i = 0; i < both; ++i) {
+      if (const auto other = expected[thread][i].difference(found[thread][i])) {
+        return where + *other;
+      }
+    }
+    if (expected[thread].size() != found[thread].size()) {
+      const bool missing = both < expected[thread].size();
+      return where + (missing ? expected : found)[thread][both].name() + (missing ? " is missing" : " is too much");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ebb::graphs

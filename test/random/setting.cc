@@ -1,0 +1,148 @@
+#include "test/random/setting.h"
+
+#include <array>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "policy/biggest_fraction.h"
+#include "policy/callback.h"
+#include "policy/everything.h"
+#include "policy/minimum_size.h"
+#include "policy/operation.h"
+
+namespace ebb::graphs {
+namespace {
+
+constexpr std::array kPlaces{"simulated", "disk", "disk by threads", "pinned", "pageable", "pinned, on compute stream"};
+constexpr std::array kSchedules{"late", "early", "random"};
+constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)", "callback", "except", "only"};
+
+template <std::size_t N, typename Enum>
+const char* name(const std::array<const char*, N>& names, Enum value) {
+  return names[static_cast<std::size_t>(value)];
+}
+
+Operation::Names common_operations() {
+  return {"MulBackward0", "SinBackward0", "DivBackward0", "AddBackward0", "TanhBackward0", "SiluBackward0"};
+}
+
+std::shared_ptr<Policy> make_policy(const Setting& setting) {
+  switch (setting.policy) {
+    case Choice::kMinimumSize:
+      return minimum_size(setting.minimum_bytes);
+    case Choice::kBiggestFraction:
+      return biggest_fraction(0.5);
+    case Choice::kCallback:
+      return callback([seed = setting.seed](const Candidate& candidate) {
+        return Random(seed, candidate.ordinal).percent(50) ? Decision::kOffload : Decision::kKeep;
+      });
+    case Choice::kExcept:
+      return except_operations(common_operations());
+    case Choice::kOnly:
+      return only_operations(common_operations());
+    case Choice::kEverything:
+      break;
+  }
+  return offload_everything();
+}
+
+Place random_place(Random& random, c10::Device device) {
+  if (device.is_cuda()) {
+    return random.one_of(std::array{Place::kPinned, Place::kPinned, Place::kPinned, Place::kPinned, Place::kPageable,
+                                    Place::kPinnedOnComputeStream});
+  }
+  if (!random.percent(15)) return Place::kSimulated;
+  return random.percent(50) ? Place::kDisk : Place::kDiskByThreads;
+}
+
+std::optional<std::uint64_t> random_size(Random& random, std::vector<std::uint64_t> sizes, std::size_t chance) {
+  return random.percent(chance) ? std::optional(random.one_of(sizes)) : std::nullopt;
+}
+
+}  // namespace
+
+Setting random_setting(Random& random, c10::Device device) {
+  Setting setting;
+  setting.place = random_place(random, device);
+  setting.schedule = random.one_of(std::array{Schedule::kLate, Schedule::kLate, Schedule::kEarly, Schedule::kRandom});
+  setting.seed = random.below(1000);
+  if (random.percent(50)) {
+    setting.policy = random.one_of(
+        std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback, Choice::kExcept, Choice::kOnly});
+    setting.minimum_bytes = std::uint64_t{1} << random.below(10);
+  }
+  setting.stash_bytes = random_size(random, {1, 1, 1, 256, 4 << 10, 1 << 20}, 75);
+  setting.window_bytes = random_size(random, {128 << 10, 256 << 10}, 50);
+  setting.capacity_bytes = random_size(random, {4 << 10, 16 << 10, 64 << 10, 1 << 20}, 25);
+  setting.passes = 1 + static_cast<int>(random.below(3));
+  return setting;
+}
+
+std::string to_text(const Setting& setting) {
+  std::ostringstream out;
+  out << name(kPlaces, setting.place);
+  if (setting.place == Place::kSimulated) {
+    out << ", " << name(kSchedules, setting.schedule);
+  }
+  out << ", seed " << setting.seed << ", policy " << name(kChoices, setting.policy);
+  if (setting.policy == Choice::kMinimumSize) {
+    out << "(" << setting.minimum_bytes << ")";
+  }
+  const auto print = [&out](const char* what, const std::optional<std::uint64_t>& bytes) {
+    if (bytes) out << ", " << what << " " << *bytes << " B";
+  };
+  print("stash", setting.stash_bytes);
+  print("window", setting.window_bytes);
+  print("capacity", setting.capacity_bytes);
+  out << ", passes " << setting.passes;
+  return out.str();
+}
+
+Rig::Rig(const Setting& setting, c10::Device device, const WrapTier& wrap)
+    : first_(make(setting, device, wrap)), second_(make(setting, device, wrap)) {}
+
+Rig::Half Rig::make(const Setting& setting, c10::Device device, const WrapTier& wrap) {
+  Options options;
+  options.device = device;
+  options.policy = make_policy(setting);
+  options.stash_bytes = setting.stash_bytes;
+  options.window_bytes = setting.window_bytes;
+  options.capacity_bytes = setting.capacity_bytes;
+  options.host_memory_warning = 1;
+  if (setting.place == Place::kSimulated) {
+    auto simulated = std::make_shared<SimulatedTier>(setting.schedule, setting.seed, setting.capacity_bytes,
+                                                     /*deferred_compute=*/false);
+    auto offloader = std::make_unique<Offloader>(options, wrap ? wrap(simulated) : simulated);
+    return {std::move(simulated), std::move(offloader)};
+  }
+  options.disk_io = setting.place == Place::kDiskByThreads ? DiskIo::kThreads : DiskIo::kAuto;
+  options.host_memory = setting.place == Place::kPageable ? HostMemory::kPageable : HostMemory::kPinned;
+  options.copies = setting.place == Place::kPinnedOnComputeStream ? Copies::kOnComputeStream : Copies::kOverlapped;
+  return {nullptr, std::make_unique<Offloader>(options)};
+}
+
+std::vector<Offloader*> Rig::offloaders() const { return {first_.offloader.get(), second_.offloader.get()}; }
+
+Stats Rig::stats() const { return first_.offloader->stats(); }
+
+std::optional<std::string> Rig::leftover() {
+  for (const Half* half : {&first_, &second_}) {
+    half->offloader->drain();
+    const Stats stats = half->offloader->stats();
+    const std::array<std::pair<const char*, std::uint64_t>, 5> held{
+        {{"pool", stats.pool.now_bytes},
+         {"stash", stats.stash.now_bytes},
+         {"window", stats.window.now_bytes},
+         {"saved on device", stats.saved_on_device.now_bytes},
+         {"simulated device", half->simulated ? half->simulated->device_bytes().now : 0}}};
+    for (const auto& [where, bytes] : held) {
+      if (bytes > 0) {
+        return std::to_string(bytes) + " bytes left: " + where;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ebb::graphs

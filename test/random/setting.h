@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "offload/offloader.h"
+#include "offload/options.h"
+#include "streams/simulated_queues.h"
+#include "streams/simulated_tier.h"
+#include "test/random/random.h"
+
+namespace ebb::graphs {
+
+enum class Place : std::uint8_t { kSimulated, kDisk, kDiskByThreads, kPinned, kPageable, kPinnedOnComputeStream };
+enum class Choice : std::uint8_t { kEverything, kMinimumSize, kBiggestFraction, kCallback, kExcept, kOnly };
+
+// How a program is offloaded. Policies have a state, so this says which to make.
+struct Setting {
+  Place place = Place::kSimulated;
+  Schedule schedule = Schedule::kLate;
+  std::uint64_t seed = 0;  // of Schedule::kRandom and Choice::kCallback
+  Choice policy = Choice::kEverything;
+  std::uint64_t minimum_bytes = 0;  // of Choice::kMinimumSize
+  std::optional<std::uint64_t> stash_bytes;
+  std::optional<std::uint64_t> window_bytes;
+  std::optional<std::uint64_t> capacity_bytes;
+  int passes = 1;  // the second one knows the sizes and the order
+};
+
+// For the CPU: simulated tiers mostly, the real disk sometimes. For a GPU: the real PinnedTier.
+[[nodiscard]] Setting random_setting(Random& random, c10::Device device);
+
+[[nodiscard]] std::string to_text(const Setting& setting);
+
+// Puts something between an offloader and its simulated tier.
+using WrapTier = std::function<std::shared_ptr<Tier>(std::shared_ptr<Tier>)>;
+
+// Two offloaders of one setting, for guards to nest.
+class Rig {
+ public:
+  Rig(const Setting& setting, c10::Device device, const WrapTier& wrap = {});
+
+  [[nodiscard]] std::vector<Offloader*> offloaders() const;
+  [[nodiscard]] Stats stats() const;  // of the first
+
+  // What is held although no graph is left; nothing if nothing is.
+  [[nodiscard]] std::optional<std::string> leftover();
+
+ private:
+  struct Half {
+    std::shared_ptr<SimulatedTier> simulated;
+    std::unique_ptr<Offloader> offloader;
+  };
+  [[nodiscard]] static Half make(const Setting& setting, c10::Device device, const WrapTier& wrap);
+
+  const Half first_;
+  const Half second_;
+};
+
+}  // namespace ebb::graphs
