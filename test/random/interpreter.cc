@@ -19,13 +19,6 @@ at::Tensor values_of(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t s
   return at::randn(sizes, random, at::TensorOptions(type)).to(device);
 }
 
-// After an error, autograd's queue of this thread still holds the nodes that were ready to run. The next backward drops
-// them.
-void forget_failed_backward() {
-  const at::AutoGradMode grad_mode(true);
-  at::ones({}).requires_grad_().mul(2).backward();
-}
-
 std::vector<std::vector<int>> last_used_by(const Thread& lines) {
   std::map<int, std::size_t> last;
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -65,6 +58,11 @@ Tensors make_shared_tensors(c10::Device device) {
           values_of({64}, at::kBFloat16, 3, device), values_of({2, 3, 4}, at::kDouble, 4, device)};
 }
 
+Interpreter::Interpreter(Ground ground, const Tensors& shared) : ground_(std::move(ground)), shared_(shared) {
+  const at::AutoGradMode grad_mode(true);
+  broom_ = at::ones({}).requires_grad_().mul(2);
+}
+
 Interpreter::~Interpreter() {
   while (!scopes_.empty()) {
     scopes_.pop_back();
@@ -81,7 +79,7 @@ at::Tensor Interpreter::step(const Instruction& line) {
     records_.emplace_back(line.id, std::string(error.what()));
   }
   if (line.operation->kind == Kind::kBackward && !result.defined()) {
-    forget_failed_backward();
+    broom_.backward({}, /*retain_graph=*/true);
   }
   if (result.defined()) {
     values_[line.id] = result;

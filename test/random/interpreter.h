@@ -38,7 +38,7 @@ class Silence {
 // Runs one thread of a program, a line at a time. Must be used and destroyed on one thread.
 class Interpreter {
  public:
-  Interpreter(Ground ground, const Tensors& shared) : ground_(std::move(ground)), shared_(shared) {}
+  Interpreter(Ground ground, const Tensors& shared);
   ~Interpreter();
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
@@ -72,6 +72,11 @@ class Interpreter {
   const Silence silence_;
   const Ground ground_;
   const Tensors& shared_;
+  // Note [After a failed backward]
+  // Autograd's queue of this thread still holds the nodes that were ready to run, and with them their graph, until
+  // later backwards of this thread have taken them out. It takes the youngest node first, so this one is older than
+  // all.
+  at::Tensor broom_;
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   std::vector<Scope> scopes_;

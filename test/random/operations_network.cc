@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <c10/util/Exception.h>
 
 #include "test/random/operation.h"
 
@@ -14,8 +15,10 @@ at::Tensor vector_of(const at::Tensor& from, std::int64_t length, at::ScalarType
   return flat.size(0) >= length ? flat.narrow(0, 0, length) : flat.select(0, 0).expand({length});
 }
 
-// `channels` is the dimension to convolve from, those behind it are space.
+// `x` with so many dimensions: leading ones are added, or become one. Not of nothing, which is a division by zero in
+// some of LibTorch's kernels.
 at::Tensor with_dimensions(const at::Tensor& x, std::int64_t dimensions) {
+  TORCH_CHECK(x.numel() > 0, "no elements");
   at::Tensor shaped = x;
   while (shaped.dim() < dimensions) {
     shaped = shaped.unsqueeze(0);
