@@ -127,8 +127,10 @@ std::vector<Offloader*> Rig::offloaders() const { return {first_.offloader.get()
 Stats Rig::stats() const { return first_.offloader->stats(); }
 
 std::optional<std::string> Rig::leftover() {
+  for (Offloader* offloader : offloaders()) {  // first all: one's stash may hold what the other fetched
+    offloader->drain();
+  }
   for (const Half* half : {&first_, &second_}) {
-    half->offloader->drain();
     const Stats stats = half->offloader->stats();
     const std::array<std::pair<const char*, std::uint64_t>, 5> held{
         {{"pool", stats.pool.now_bytes},
