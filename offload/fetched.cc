@@ -17,14 +17,11 @@ Fetched::~Fetched() {
   if (waited_for_) {
     return;
   }
-  try {
-    tier_.wait(stream_, arrived_);
-  } catch (...) {  // a failed copy writes no more either
-  }
+  tier_.wait_or_block(WaitPoint::kUnusedAfterIn, stream_, arrived_);
 }
 
 c10::Storage Fetched::get() {
-  tier_.wait(stream_, arrived_);
+  tier_.wait(WaitPoint::kUseAfterIn, stream_, arrived_);
   waited_for_ = true;
   Gauge::Lease no_longer_ahead;
   {

@@ -1,7 +1,6 @@
 #include "offload/saved_storage.h"
 
 #include <utility>
-#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -60,10 +59,10 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   std::unique_lock lock(mutex_);
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
-  std::vector<Ticket> after = block.gates();
-  after.push_back(tier.record(stream));
+  After after(WaitPoint::kOutAfterCompute, tier.record(stream));
+  after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
   left_ = tier.copy_out(block, source_data_, after);
-  block.gate(left_);
+  block.gate(WaitPoint::kOutGatesBlock, left_);
   block_.emplace(std::move(block));
   state_ = State::kAway;
   c10::Storage source = std::exchange(kept_, {});
@@ -71,6 +70,9 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   position_ = tape_->append(weak_from_this(), bytes_);
   const Ticket left = left_;
   lock.unlock();
+  if (!in_force(WaitPoint::kSourceInStash)) {
+    return;
+  }
   core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit());
 }
 
@@ -106,7 +108,7 @@ c10::Storage SavedStorage::get(Use& use) {
       tape_->begin_use();
       return kept_;
     }
-    if (state_ == State::kBack && back_->stream() == stream) {
+    if (state_ == State::kBack && (back_->stream() == stream || !in_force(WaitPoint::kOwnStream))) {
       fetched = back_;
     } else if (std::optional<c10::Storage> source = live_source()) {
       storage = *std::move(source);
@@ -190,7 +192,7 @@ bool SavedStorage::mark_used(Use& use) {
     use.seen_ = round_;
     --pending_;
   }
-  if (pending_ == 0) {
+  if (pending_ == 0 || !in_force(WaitPoint::kPendingUses)) {
     no_longer_needed = let_go();
   }
   return first;
@@ -215,9 +217,10 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   c10::DataPtr data = tier.allocate(bytes_);
   // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
   // written (R2).
-  const std::vector<Ticket> after{tier.record(stream), left_};
+  After after(WaitPoint::kInAfterMemory, tier.record(stream));
+  after.add(WaitPoint::kInAfterOut, left_);
   Ticket arrived = tier.copy_in(data.get(), *block_, after);
-  block_->gate(arrived);
+  block_->gate(WaitPoint::kInGatesBlock, arrived);
   core_->counters().fetched.add(bytes_);
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes_, core_->counted(std::move(data), bytes_));
   return std::make_shared<Fetched>(tier, std::move(storage), std::move(arrived), stream, nullptr, std::move(window));

@@ -6,7 +6,11 @@
 
 namespace ebb {
 
-Stash::~Stash() { drain(); }
+Stash::~Stash() {
+  if (in_force(WaitPoint::kStashEnd)) {
+    drain();
+  }
+}
 
 void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
                  std::uint64_t limit_bytes) {
@@ -27,7 +31,7 @@ void Stash::sweep() noexcept {
     std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
     {
       const std::lock_guard lock(mutex_);
-      if (entries_.empty() || !is_done(entries_.front().left)) {
+      if (entries_.empty() || (in_force(WaitPoint::kStashSweep) && !is_done(entries_.front().left))) {
         return;
       }
       finished = std::move(entries_.front());
@@ -50,12 +54,9 @@ void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
       entries_.pop_front();
     }
     // Only then is the source let go: work that reuses its memory comes later on the same stream (R1 in
-    // docs/design.md). The host may wait here (disk), so the lock is not held.
-    try {
-      tier_.wait(oldest->stream, oldest->left);
-    } catch (...) {
-      // A failed copy reads no more either. Whoever asks for its bytes hears of the error.
-    }
+    // docs/design.md). The host may wait here (disk), so the lock is not held. A failed copy reads no more either;
+    // whoever asks for its bytes hears of the error.
+    tier_.wait_or_block(WaitPoint::kStashBound, oldest->stream, oldest->left);
   }
 }
 

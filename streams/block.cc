@@ -29,9 +29,9 @@ Block& Block::operator=(Block&& other) noexcept {
 
 Block::~Block() { give_back(); }
 
-void Block::gate(Ticket ticket) {
+void Block::gate(WaitPoint why, Ticket ticket) {
   std::erase_if(gates_, is_done);  // or a graph that is used again and again would gather a ticket for each time
-  if (ticket != nullptr && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
+  if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
     gates_.push_back(std::move(ticket));
   }
 }

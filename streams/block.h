@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "streams/ticket.h"
+#include "streams/wait_point.h"
 
 namespace ebb {
 
@@ -33,7 +34,7 @@ class Block {
   [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
   // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets those that are.
-  void gate(Ticket ticket);
+  void gate(WaitPoint why, Ticket ticket);
 
  private:
   void give_back() noexcept;

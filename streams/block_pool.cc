@@ -33,6 +33,9 @@ BlockPool::~BlockPool() {
     return;
   }
   for (const Ticket& gate : free_.gates()) {
+    if (!in_force(WaitPoint::kPoolEnd)) {
+      break;
+    }
     try {
       gate->synchronize();
     } catch (...) {
@@ -83,6 +86,9 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
   }
   const std::size_t rounded = round_up(bytes);
   drop_done(gates);  // outside the lock: asking may call the driver
+  if (!in_force(WaitPoint::kPoolGates)) {
+    gates.clear();
+  }
   if (gates.empty()) {
     backing_->discard({address, rounded});
   }

@@ -41,9 +41,9 @@ Ticket DiskTier::record(c10::Stream stream) {
   return nullptr;
 }
 
-void DiskTier::wait(c10::Stream stream, const Ticket& ticket) {
+void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   require_cpu(stream);
-  if (ticket == nullptr) {
+  if (ticket == nullptr || !in_force(WaitPoint::kHostWait)) {
     return;
   }
   if (ticket->done()) {
@@ -76,25 +76,25 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
 
 std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
 
-Ticket DiskTier::copy_out(const Block& to, const void* from, std::span<const Ticket> after) {
+Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
   TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
   return out_->submit({
       .kind = IoKind::kWrite,
       .file_offset = to.address(),
       .memory = const_cast<void*>(from),  // a write only reads it
       .bytes = to.size(),
-      .after = {after.begin(), after.end()},
+      .after = {after.tickets().begin(), after.tickets().end()},
   });
 }
 
-Ticket DiskTier::copy_in(void* to, const Block& from, std::span<const Ticket> after) {
+Ticket DiskTier::copy_in(void* to, const Block& from, const After& after) {
   TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", from.size(), " bytes from the spill file");
   return in_->submit({
       .kind = IoKind::kRead,
       .file_offset = from.address(),
       .memory = to,
       .bytes = from.size(),
-      .after = {after.begin(), after.end()},
+      .after = {after.tickets().begin(), after.tickets().end()},
   });
 }
 

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <span>
 #include <system_error>
 
 #include <c10/core/Allocator.h>
@@ -41,7 +40,6 @@ class DiskTier final : public Tier {
   [[nodiscard]] c10::Device device() const override;
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
-  void wait(c10::Stream stream, const Ticket& ticket) override;
 
   // From c10's CPU allocator, whichever is installed. Aligned to a page, so that whole pages are read straight into
   // it; the last part of a page passes through a bounce buffer.
@@ -49,8 +47,8 @@ class DiskTier final : public Tier {
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
-  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
-  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
+  Ticket copy_out(const Block& to, const void* from, const After& after) override;
+  Ticket copy_in(void* to, const Block& from, const After& after) override;
 
   [[nodiscard]] PoolStats pool_stats() const override;
   [[nodiscard]] StallStats stall_stats() const override;
@@ -61,6 +59,7 @@ class DiskTier final : public Tier {
 
  private:
   DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine);
+  void make_wait(c10::Stream stream, const Ticket& ticket) override;
 
   const SpillFile* const file_;  // owned by the pool
   const std::shared_ptr<BlockPool> pool_;

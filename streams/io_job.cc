@@ -3,17 +3,21 @@
 #include <algorithm>
 #include <utility>
 
+#include "streams/wait_point.h"
+
 namespace ebb {
 
 IoJob::IoJob(IoRequest request)
     : request_(std::move(request)), chunks_left_((request_.bytes + kChunkBytes - 1) / kChunkBytes) {}
 
-bool IoJob::gates_done() const { return std::all_of(request_.after.begin(), request_.after.end(), is_done); }
+bool IoJob::gates_done() const {
+  return !in_force(WaitPoint::kDiskGates) || std::all_of(request_.after.begin(), request_.after.end(), is_done);
+}
 
 bool IoJob::pass_gates() noexcept {
   for (const Ticket& ticket : request_.after) {
     try {
-      if (ticket != nullptr) {
+      if (ticket != nullptr && in_force(WaitPoint::kDiskGates)) {
         ticket->synchronize();
       }
     } catch (...) {
@@ -47,7 +51,7 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
     error_ = std::move(error);
   }
   --chunks_left_;
-  if (chunks_left_ == 0) {
+  if (chunks_left_ == 0 || (!in_force(WaitPoint::kDiskLastPart) && !completion_->done())) {
     completion_->finish(error_);
   }
 }

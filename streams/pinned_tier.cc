@@ -50,8 +50,8 @@ c10::Stream PinnedTier::current_stream() const {
 
 Ticket PinnedTier::record(c10::Stream stream) { return events_.record(cuda(stream)); }
 
-void PinnedTier::wait(c10::Stream stream, const Ticket& ticket) {
-  if (is_done(ticket)) {
+void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
+  if (is_done(ticket) || !in_force(WaitPoint::kStreamWait)) {
     return;
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
@@ -71,26 +71,34 @@ c10::DataPtr PinnedTier::allocate(std::size_t bytes) {
   return c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
 }
 
-Ticket PinnedTier::copy_out(const Block& to, const void* from, std::span<const Ticket> after) {
+Ticket PinnedTier::copy_out(const Block& to, const void* from, const After& after) {
   return copy(out_lane_, to.data(), from, to.size(), cudaMemcpyDeviceToHost, after);
 }
 
-Ticket PinnedTier::copy_in(void* to, const Block& from, std::span<const Ticket> after) {
+Ticket PinnedTier::copy_in(void* to, const Block& from, const After& after) {
   return copy(in_lane_, to, from.data(), from.size(), cudaMemcpyHostToDevice, after);
 }
 
 Ticket PinnedTier::copy(c10::cuda::CUDAStream lane, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
-                        std::span<const Ticket> after) {
+                        const After& after) {
   const c10::cuda::CUDAGuard device(config_.device);
   if (!config_.overlapped) {
     lane = c10::cuda::getCurrentCUDAStream(config_.device.index());
   }
-  for (const Ticket& ticket : after) {
-    block(lane, ticket);
+  for (const Ticket& ticket : after.tickets()) {
+    if (in_force(WaitPoint::kLaneGates)) {
+      block(lane, ticket);
+    }
   }
   C10_CUDA_CHECK(fails(FaultPoint::kCopy) ? cudaErrorInvalidValue
                                           : cudaMemcpyAsync(to, from, bytes, kind, lane.stream()));
-  return events_.record(lane);
+  try {
+    return events_.record(lane);
+  } catch (...) {
+    // Without a ticket nobody could tell when the memory is free again, so that must be now.
+    static_cast<void>(cudaStreamSynchronize(lane.stream()));
+    throw;
+  }
 }
 
 StallStats PinnedTier::stall_stats() const {

@@ -33,15 +33,16 @@ class PinnedTier final : public Tier {
   [[nodiscard]] c10::Device device() const override { return config_.device; }
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
-  void wait(c10::Stream stream, const Ticket& ticket) override;
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return pool_->try_acquire(bytes); }
-  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
-  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
+  Ticket copy_out(const Block& to, const void* from, const After& after) override;
+  Ticket copy_in(void* to, const Block& from, const After& after) override;
   [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
   [[nodiscard]] StallStats stall_stats() const override;
 
  private:
+  void make_wait(c10::Stream stream, const Ticket& ticket) override;
+
   // The compute stream's time just before and just after a wait; what lies between is the stall.
   struct Stall {
     Ticket before;
@@ -49,7 +50,7 @@ class PinnedTier final : public Tier {
   };
 
   Ticket copy(c10::cuda::CUDAStream lane, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
-              std::span<const Ticket> after);
+              const After& after);
   void add_up_finished_stalls() const;  // LOCK: stall_mutex_
 
   const Config config_;

@@ -57,7 +57,7 @@ Ticket SimulatedTier::record(c10::Stream stream) {
   return queues_->push(compute_queue(stream.id()), nullptr, {});
 }
 
-void SimulatedTier::wait(c10::Stream stream, const Ticket& ticket) {
+void SimulatedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   if (ticket == nullptr) {
     return;
   }
@@ -98,11 +98,11 @@ std::optional<Block> SimulatedTier::try_acquire(std::size_t bytes) {
   return block;
 }
 
-Ticket SimulatedTier::copy_out(const Block& to, const void* from, std::span<const Ticket> after) {
+Ticket SimulatedTier::copy_out(const Block& to, const void* from, const After& after) {
   return copy(SimulatedQueueId::Kind::kOutLane, to.data(), from, to.size(), after);
 }
 
-Ticket SimulatedTier::copy_in(void* to, const Block& from, std::span<const Ticket> after) {
+Ticket SimulatedTier::copy_in(void* to, const Block& from, const After& after) {
   return copy(SimulatedQueueId::Kind::kInLane, to, from.data(), from.size(), after);
 }
 
@@ -125,15 +125,15 @@ void SimulatedTier::fail_copy(std::uint64_t nth) {
 }
 
 Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* from, std::size_t bytes,
-                           std::span<const Ticket> after) {
+                           const After& after) {
   const char* const name = lane == SimulatedQueueId::Kind::kOutLane ? "copy_out" : "copy_in";
   TORCH_CHECK(to != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the destination is null");
   TORCH_CHECK(from != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the source is null");
   TORCH_CHECK(!fails(FaultPoint::kCopy), "SimulatedTier::", name, " of ", bytes, " bytes: cannot be queued");
-  std::vector<Ticket> tickets(after.begin(), after.end());
+  std::vector<Ticket> tickets(after.tickets().begin(), after.tickets().end());
   std::function<void()> work = [=] {
     for (const Ticket& ticket : tickets) {
-      if (ticket != nullptr && lane == SimulatedQueueId::Kind::kInLane) {
+      if (lane == SimulatedQueueId::Kind::kInLane) {
         ticket->synchronize();  // done by now; throws if it failed
       }
     }

@@ -38,7 +38,6 @@ class SimulatedTier final : public Tier {
   // SimulatedStreamGuard sets it.
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
-  void wait(c10::Stream stream, const Ticket& ticket) override;
 
   // Poisoned. The memory outlives the tier if its DataPtr does.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
@@ -46,8 +45,8 @@ class SimulatedTier final : public Tier {
   // Poisoned if it has no gates.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
-  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override;
-  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override;
+  Ticket copy_out(const Block& to, const void* from, const After& after) override;
+  Ticket copy_in(void* to, const Block& from, const After& after) override;
   [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
   [[nodiscard]] StallStats stall_stats() const override;
 
@@ -65,8 +64,9 @@ class SimulatedTier final : public Tier {
   [[nodiscard]] SimulatedMemory::Bytes device_bytes() const { return memory_->bytes(); }
 
  private:
-  Ticket copy(SimulatedQueueId::Kind lane, void* to, const void* from, std::size_t bytes,
-              std::span<const Ticket> after);
+  void make_wait(c10::Stream stream, const Ticket& ticket) override;
+
+  Ticket copy(SimulatedQueueId::Kind lane, void* to, const void* from, std::size_t bytes, const After& after);
   bool next_copy_fails();
 
   const bool deferred_compute_;

@@ -3,14 +3,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include "streams/after.h"
 #include "streams/block.h"
 #include "streams/ticket.h"
+#include "streams/wait_point.h"
 
 namespace ebb {
 
@@ -52,7 +53,15 @@ class Tier {
 
   // Makes all later work of `stream` wait for the ticket. On a GPU the host does not block; on the CPU, where the
   // calling thread is the compute stream, it does. Counted as a stall when it holds the stream up.
-  virtual void wait(c10::Stream stream, const Ticket& ticket) = 0;
+  void wait(WaitPoint why, c10::Stream stream, const Ticket& ticket) {
+    if (in_force(why)) {
+      make_wait(stream, ticket);
+    }
+  }
+
+  // As `wait`, for memory that is about to be let go: where the stream cannot be made to wait, the calling thread
+  // waits. What the work before the ticket failed with is for others to hear of.
+  void wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket) noexcept;
 
   // Uninitialised device memory from the current stream's pool. Throws c10::OutOfMemoryError.
   [[nodiscard]] virtual c10::DataPtr allocate(std::size_t bytes) = 0;
@@ -63,11 +72,14 @@ class Tier {
   // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done. A copy out only
   // waits until its `after` are over. A copy in fails if one of them failed, with the same error: bytes that never
   // arrived are never handed on.
-  virtual Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) = 0;
-  virtual Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) = 0;
+  virtual Ticket copy_out(const Block& to, const void* from, const After& after) = 0;
+  virtual Ticket copy_in(void* to, const Block& from, const After& after) = 0;
 
   [[nodiscard]] virtual PoolStats pool_stats() const = 0;
   [[nodiscard]] virtual StallStats stall_stats() const = 0;
+
+ protected:
+  virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;
 };
 
 }  // namespace ebb

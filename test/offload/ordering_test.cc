@@ -240,7 +240,7 @@ TEST_CASE("an offloader destroyed with copies under way frees no memory that the
   {
     Stash stash(*tier);
     const std::vector<Ticket> after{tier->record(stream)};
-    const Ticket left = tier->copy_out(*block, source.data(), after);
+    const Ticket left = tier->copy_out(*block, source.data(), {WaitPoint::kCaller, after});
     stash.hold(std::move(source), nullptr, left, stream, 100 * kBytes);
   }
   tier->run_all();

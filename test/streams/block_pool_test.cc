@@ -156,11 +156,11 @@ TEST_CASE("a block's bytes go to the next one with the gates that are not done y
   {
     auto block = pool->try_acquire(kMiB);
     CHECK(block->gates().empty());
-    block->gate(pending);
-    block->gate(nullptr);
-    block->gate(finished);
-    block->gate(later);
-    block->gate(pending);
+    block->gate(WaitPoint::kCaller, pending);
+    block->gate(WaitPoint::kCaller, nullptr);
+    block->gate(WaitPoint::kCaller, finished);
+    block->gate(WaitPoint::kCaller, later);
+    block->gate(WaitPoint::kCaller, pending);
     CHECK(block->gates() == std::vector<Ticket>{pending, later});  // what is done is forgotten
   }
   CHECK(finished.use_count() == 1);
@@ -177,7 +177,7 @@ TEST_CASE("the backing hears of bytes only when nobody uses them any more") {
   std::uint64_t address = 0;
   {
     auto block = pool->try_acquire(100);
-    block->gate(pending);
+    block->gate(WaitPoint::kCaller, pending);
   }
   CHECK(system.discarded.empty());
   pending->finish();
@@ -219,7 +219,7 @@ TEST_CASE("a block keeps its pool alive, and the pool waits for its users before
   auto block = pool->try_acquire(kPage);
   pool.reset();
   CHECK_FALSE(system.gone);
-  block->gate(pending);
+  block->gate(WaitPoint::kCaller, pending);
   block.reset();
   CHECK(system.gone);
   CHECK(pending->waited());

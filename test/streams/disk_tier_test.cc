@@ -30,7 +30,7 @@ namespace {
 // Copies a block back in and compares.
 bool holds(DiskTier& tier, const Block& block, const std::vector<std::byte>& expected, const Ticket& after) {
   const c10::DataPtr back = tier.allocate(block.size());
-  tier.wait(tier.current_stream(), tier.copy_in(back.get(), block, {&after, 1}));
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), tier.copy_in(back.get(), block, {WaitPoint::kCaller, after}));
   return block.size() == expected.size() && std::memcmp(back.get(), expected.data(), expected.size()) == 0;
 }
 
@@ -94,7 +94,7 @@ TEST_CASE("on the CPU the compute stream is always at the point where it is") {
   CHECK(is_done(tier.record(tier.current_stream())));
   const c10::Stream cuda(c10::Stream::DEFAULT, c10::Device(c10::kCUDA, 0));
   CHECK_THROWS_AS(tier.record(cuda), c10::Error);
-  CHECK_THROWS_AS(tier.wait(cuda, nullptr), c10::Error);
+  CHECK_THROWS_AS(tier.wait(WaitPoint::kCaller, cuda, nullptr), c10::Error);
 }
 
 TEST_CASE("memory to copy back to starts on a page, covers whole pages and comes from the CPU allocator in force") {
@@ -128,7 +128,8 @@ TEST_CASE("four threads offload and fetch many blocks at once through one disk t
         for (unsigned i = 0; i < 8; ++i) {
           contents.push_back(random_bytes(1 + random() % 300'000, t * 1000 + round * 100 + i));
           blocks.push_back(*tier.try_acquire(contents.back().size()));
-          out.push_back(tier.copy_out(blocks.back(), contents.back().data(), blocks.back().gates()));
+          out.push_back(
+              tier.copy_out(blocks.back(), contents.back().data(), {WaitPoint::kCaller, blocks.back().gates()}));
         }
         for (unsigned i = 8; i-- > 0;) {
           wrong += holds(tier, blocks[i], contents[i], out[i]) ? 0 : 1;
@@ -155,13 +156,13 @@ TEST_CASE("a block that is released while it is being read is rewritten only aft
   const auto slow_reader = std::make_shared<HostCompletion>();
   const Ticket gate = slow_reader;
   std::vector<std::byte> back(kMiB);
-  const Ticket in = tier.copy_in(back.data(), *block, {&gate, 1});
-  block->gate(in);
+  const Ticket in = tier.copy_in(back.data(), *block, {WaitPoint::kCaller, gate});
+  block->gate(WaitPoint::kCaller, in);
   block.reset();
 
   std::optional<Block> reused = tier.try_acquire(kMiB);
   REQUIRE(reused.has_value());
-  const Ticket out = tier.copy_out(*reused, new_bytes.data(), reused->gates());
+  const Ticket out = tier.copy_out(*reused, new_bytes.data(), {WaitPoint::kCaller, reused->gates()});
   std::this_thread::sleep_for(kLongEnough);
   CHECK_FALSE(out->done());
   slow_reader->finish(nullptr);
@@ -203,15 +204,15 @@ TEST_CASE("only a wait for a ticket that is not done is counted as a stall") {
     std::this_thread::sleep_for(kLongEnough);
     gate->finish(nullptr);
   });
-  tier.wait(tier.current_stream(), nullptr);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), nullptr);
   CHECK(tier.stall_stats().count == 0);
-  tier.wait(tier.current_stream(), gate);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), gate);
   CHECK(gate->done());
   CHECK(tier.stall_stats().count == 1);
   CHECK(tier.stall_stats().total_ms > 0);
   opener.join();
   const double stalled_ms = tier.stall_stats().total_ms;
-  tier.wait(tier.current_stream(), gate);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), gate);
   CHECK(tier.stall_stats().count == 1);
   CHECK(tier.stall_stats().total_ms == stalled_ms);
 }
@@ -223,9 +224,9 @@ TEST_CASE("a wait for a failed copy throws what it failed with, every time") {
   const auto block = tier.try_acquire(1);
   std::byte byte{};
   const Ticket gate = failed;
-  const Ticket in = tier.copy_in(&byte, *block, {&gate, 1});
-  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), in), "no more disk");
-  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), in), "no more disk");
+  const Ticket in = tier.copy_in(&byte, *block, {WaitPoint::kCaller, gate});
+  CHECK_THROWS_WITH(tier.wait(WaitPoint::kCaller, tier.current_stream(), in), "no more disk");
+  CHECK_THROWS_WITH(tier.wait(WaitPoint::kCaller, tier.current_stream(), in), "no more disk");
 }
 
 TEST_CASE("a disk tier may go while copies are in flight and blocks live on") {
@@ -237,8 +238,8 @@ TEST_CASE("a disk tier may go while copies are in flight and blocks live on") {
     DiskTier tier("/var/tmp", std::nullopt, each_engine());
     blocks.push_back(*tier.try_acquire(content.size()));
     tickets.push_back(tier.copy_out(blocks.back(), content.data(), {}));
-    tickets.push_back(tier.copy_in(back.data(), blocks.back(), tickets));
-    blocks.back().gate(tickets.back());
+    tickets.push_back(tier.copy_in(back.data(), blocks.back(), {WaitPoint::kCaller, tickets}));
+    blocks.back().gate(WaitPoint::kCaller, tickets.back());
   }
   CHECK(tickets[0]->done());
   CHECK(tickets[1]->done());
@@ -253,7 +254,7 @@ TEST_CASE("a disk tier's threads are called ebb-out and ebb-in, and end with it"
     const auto block = tier.try_acquire(1);
     std::byte byte{};
     const Ticket out = tier.copy_out(*block, &byte, {});
-    tier.copy_in(&byte, *block, {&out, 1})->synchronize();  // by now both lanes run
+    tier.copy_in(&byte, *block, {WaitPoint::kCaller, out})->synchronize();  // by now both lanes run
     const auto names = thread_names();
     CHECK(names.count("ebb-out") >= 1);
     CHECK(names.count("ebb-in") >= 1);

@@ -51,7 +51,7 @@ void clog_copies_out() {
   }
 }
 
-std::vector<Ticket> after(const Ticket& ticket) { return {ticket}; }
+After after(const Ticket& ticket) { return {WaitPoint::kCaller, ticket}; }
 
 }  // namespace
 
@@ -67,8 +67,8 @@ TEST_CASE("bytes come back from host memory as they left", "[gpu][pinned_tier]")
   REQUIRE(block);
   const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
   const std::vector<Ticket> before_in{out, tier.record(stream)};
-  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, before_in);
-  tier.wait(stream, in);
+  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, {WaitPoint::kCaller, before_in});
+  tier.wait(WaitPoint::kCaller, stream, in);
   CHECK(target.equal(source));
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("later kernels wait for a copy in, and the wait is counted as a stall"
   std::fill_n(static_cast<float*>(block->data()), kFloats, 3.0F);
   c10::cuda::device_synchronize();
   const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(tier.record(tier.current_stream())));
-  tier.wait(tier.current_stream(), in);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), in);
   const at::Tensor seen = target.clone();
   CHECK(seen.eq(3).all().item<bool>());
   CHECK(tier.stall_stats().count == 1);
@@ -113,7 +113,7 @@ TEST_CASE("a copy in waits for the copy out of the same block, however long that
   clog_copies_out();
   const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
   const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(out));
-  tier.wait(stream, in);
+  tier.wait(WaitPoint::kCaller, stream, in);
   CHECK(target.equal(source));
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("a tier serves its own device whichever is current", "[gpu][multi_gpu]
   c10::DataPtr data = tier.allocate(source.nbytes());
   CHECK(data.device() == second.device);
   const std::vector<Ticket> before_in{out, tier.record(stream)};
-  tier.wait(stream, tier.copy_in(data.get(), *block, before_in));
+  tier.wait(WaitPoint::kCaller, stream, tier.copy_in(data.get(), *block, {WaitPoint::kCaller, before_in}));
   c10::cuda::device_synchronize();
   const Ticket done = tier.record(stream);
   done->synchronize();

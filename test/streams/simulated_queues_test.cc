@@ -26,7 +26,7 @@ TEST_CASE("asking a late ticket never runs it, waiting for it does, and runs not
   for (int i = 0; i < 10; ++i) {
     CHECK_FALSE(second->done());
   }
-  tier.wait(tier.current_stream(), second);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), second);
   CHECK_FALSE(first->done());
   CHECK(second->done());
   CHECK_FALSE(third->done());
@@ -39,11 +39,11 @@ TEST_CASE("under the early schedule a copy has run as soon as it is queued, unle
   for (int i = 0; i < 10; ++i) {
     const Ticket out = tier.copy_out(block, x.get(), {});
     CHECK(out->done());
-    CHECK(tier.copy_in(x.get(), block, Tickets{out})->done());
+    CHECK(tier.copy_in(x.get(), block, {WaitPoint::kCaller, out})->done());
   }
   const Ticket kernel = tier.compute(tier.current_stream(), [] {});
   const Ticket point = tier.record(tier.current_stream());
-  const Ticket out = tier.copy_out(block, x.get(), Tickets{point});
+  const Ticket out = tier.copy_out(block, x.get(), {WaitPoint::kCaller, point});
   CHECK_FALSE(out->done());
   kernel->synchronize();
   CHECK(point->done());
@@ -57,14 +57,14 @@ TEST_CASE("waits that force something are stalls, others are not") {
   const Block block = *tier.try_acquire(kBytes);
   const Ticket first = tier.copy_out(block, x.get(), {});
   const Ticket second = tier.copy_out(block, x.get(), {});
-  tier.wait(tier.current_stream(), second);
-  tier.wait(tier.current_stream(), first);
-  tier.wait(tier.current_stream(), second);
-  tier.wait(tier.current_stream(), nullptr);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), second);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), first);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), second);
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), nullptr);
   (void)tier.record(tier.current_stream());
   tier.compute(tier.current_stream(), [] {})->synchronize();
   const Ticket third = tier.copy_out(block, x.get(), {});
-  tier.copy_in(x.get(), block, Tickets{third})->synchronize();
+  tier.copy_in(x.get(), block, {WaitPoint::kCaller, third})->synchronize();
   CHECK(second->done());
   CHECK(tier.stall_stats().count == 2);
   CHECK(tier.stall_stats().total_ms == 0);
@@ -78,7 +78,7 @@ TEST_CASE("deferred kernels run in their stream's order, after what the stream w
   std::string order;
   const Ticket other = tier.compute(side, [&] { order += 'c'; });
   const Ticket first = tier.compute(main, [&] { order += 'a'; });
-  tier.wait(side, first);
+  tier.wait(WaitPoint::kCaller, side, first);
   const Ticket last = tier.compute(side, [&] { order += 'd'; });
   const Ticket unrelated = tier.compute(main, [&] { order += 'b'; });
   CHECK(order.empty());
@@ -124,8 +124,8 @@ TEST_CASE("a chain of waits may be longer than a stack is deep") {
   const Block block = *tier.try_acquire(8);
   Ticket last;
   for (int i = 0; i < 100'000; ++i) {
-    last = tier.copy_out(block, x.get(), Tickets{last});
-    last = tier.copy_in(x.get(), block, Tickets{last});
+    last = tier.copy_out(block, x.get(), {WaitPoint::kCaller, last});
+    last = tier.copy_in(x.get(), block, {WaitPoint::kCaller, last});
   }
   last->synchronize();
   CHECK(last->done());
@@ -172,7 +172,7 @@ TEST_CASE("a ticket of another kind is waited for when its turn comes") {
   const Block block = *tier.try_acquire(kBytes);
   const auto foreign = std::make_shared<Foreign>();
   const Ticket theirs = elsewhere.copy_out(block, x.get(), {});
-  const Ticket out = tier.copy_out(block, x.get(), Tickets{foreign, theirs});
+  const Ticket out = tier.copy_out(block, x.get(), {WaitPoint::kCaller, Tickets{foreign, theirs}});
   CHECK_FALSE(out->done());
   out->synchronize();
   CHECK(foreign->done());

@@ -36,7 +36,7 @@ TEST_CASE("a copy in that does not wait for the copy out delivers NaN, and one t
   tier.copy_in(y.get(), block, {})->synchronize();
   CHECK(holds_nan(y.get()));
   CHECK_FALSE(out->done());
-  tier.copy_in(y.get(), block, Tickets{out})->synchronize();
+  tier.copy_in(y.get(), block, {WaitPoint::kCaller, out})->synchronize();
   CHECK(holds(y.get(), 1));
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("an early copy out that waits for no recorded point reads what was the
   const Block patient = *tier.try_acquire(kBytes);
   tier.compute(stream, [&] { fill(x.get(), 1); });
   const Ticket early = tier.copy_out(hasty, x.get(), {});
-  const Ticket late = tier.copy_out(patient, x.get(), Tickets{tier.record(stream)});
+  const Ticket late = tier.copy_out(patient, x.get(), {WaitPoint::kCaller, tier.record(stream)});
   CHECK(early->done());
   CHECK_FALSE(late->done());
   late->synchronize();
@@ -65,15 +65,15 @@ TEST_CASE("a lane that ignores a block's gates overwrites what is still to be re
   fill(x.get(), 1);
   fill(other.get(), 2);
   std::optional<Block> block = tier.try_acquire(kBytes);
-  const Ticket in = tier.copy_in(y.get(), *block, Tickets{tier.copy_out(*block, x.get(), {})});
-  block->gate(in);
+  const Ticket in = tier.copy_in(y.get(), *block, {WaitPoint::kCaller, tier.copy_out(*block, x.get(), {})});
+  block->gate(WaitPoint::kCaller, in);
   const std::uint64_t address = block->address();
   block.reset();
 
   const Block next = *tier.try_acquire(kBytes);
   REQUIRE(next.address() == address);
   REQUIRE(next.gates() == Tickets{in});
-  tier.copy_out(next, other.get(), obeys ? next.gates() : Tickets{})->synchronize();
+  tier.copy_out(next, other.get(), obeys ? After(WaitPoint::kCaller, next.gates()) : After())->synchronize();
   in->synchronize();
   CHECK((holds(y.get(), 1) && holds(next.data(), 2)) == obeys);
 }
@@ -86,7 +86,7 @@ TEST_CASE("a block that is released without the gate of its reader is read as Na
   fill(block->data(), 1);
   const Ticket in = tier.copy_in(y.get(), *block, {});
   if (gated) {
-    block->gate(in);
+    block->gate(WaitPoint::kCaller, in);
   }
   block.reset();
   in->synchronize();
@@ -101,7 +101,7 @@ TEST_CASE("a block without gates is leased full of NaN") {
   const c10::DataPtr y = tier.allocate(kBytes);
   fill(block->data(), 1);
   const Ticket in = tier.copy_in(y.get(), *block, {});
-  block->gate(in);
+  block->gate(WaitPoint::kCaller, in);
   block.reset();
   in->synchronize();
   block = tier.try_acquire(kBytes);
@@ -164,11 +164,11 @@ TEST_CASE("the copy chosen to fail moves nothing and says so at every wait for i
   tier.fail_copy(2);
   const Ticket first = tier.copy_out(good, x.get(), {});
   const Ticket second = tier.copy_out(bad, x.get(), {});
-  const Ticket third = tier.copy_in(x.get(), good, Tickets{first});
+  const Ticket third = tier.copy_in(x.get(), good, {WaitPoint::kCaller, first});
   CHECK_NOTHROW(third->synchronize());
   CHECK_NOTHROW(first->synchronize());
   CHECK_THROWS_WITH(second->synchronize(), "simulated copy failure");
-  CHECK_THROWS_WITH(tier.wait(tier.current_stream(), second), "simulated copy failure");
+  CHECK_THROWS_WITH(tier.wait(WaitPoint::kCaller, tier.current_stream(), second), "simulated copy failure");
   CHECK(second->done());
   CHECK(holds(good.data(), 1));
   CHECK(holds_nan(bad.data()));
@@ -197,7 +197,7 @@ TEST_CASE("what a tier has not run when it ends never runs, and its memory and b
   c10::DataPtr x = tier->allocate(kBytes);
   std::optional<Block> block = tier->try_acquire(kBytes);
   const Ticket out = tier->copy_out(*block, x.get(), {});
-  block->gate(out);
+  block->gate(WaitPoint::kCaller, out);
   tier.reset();
   CHECK(out->done());
   CHECK_THROWS_AS(out->synchronize(), std::runtime_error);

@@ -41,7 +41,7 @@ int wrong_uses(SimulatedTier& tier, Missing missing) {
   std::deque<Source> stash;
   const auto free_oldest = [&] {
     if (missing != Missing::kFreeAfterOut) {
-      tier.wait(stream, stash.front().out);
+      tier.wait(WaitPoint::kCaller, stream, stash.front().out);
     }
     stash.pop_front();
   };
@@ -56,7 +56,7 @@ int wrong_uses(SimulatedTier& tier, Missing missing) {
       if (missing != Missing::kOutAfterMade) {
         after.push_back(tier.record(stream));
       }
-      Ticket out = tier.copy_out(block, x.get(), after);
+      Ticket out = tier.copy_out(block, x.get(), {WaitPoint::kCaller, after});
       stash.push_back({std::move(x), out});
       if (stash.size() > 2) {
         free_oldest();
@@ -73,10 +73,10 @@ int wrong_uses(SimulatedTier& tier, Missing missing) {
       if (missing != Missing::kInAfterFreed) {
         after.push_back(tier.record(stream));
       }
-      const Ticket in = tier.copy_in(y.get(), last.block, after);
-      last.block.gate(in);
+      const Ticket in = tier.copy_in(y.get(), last.block, {WaitPoint::kCaller, after});
+      last.block.gate(WaitPoint::kCaller, in);
       if (missing != Missing::kUseAfterIn) {
-        tier.wait(stream, in);
+        tier.wait(WaitPoint::kCaller, stream, in);
       }
       tier.compute(stream, [at = y.get(), value = last.value, &wrong] { wrong += holds(at, value) ? 0 : 1; });
       saved.pop_back();

@@ -33,7 +33,7 @@ TEST_CASE("hidden: where io_uring is forbidden threads stand in, and asking for 
   REQUIRE(block.has_value());
   std::vector<std::byte> back(content.size());
   const Ticket out = tier.copy_out(*block, content.data(), {});
-  tier.copy_in(back.data(), *block, {&out, 1})->synchronize();
+  tier.copy_in(back.data(), *block, {WaitPoint::kCaller, out})->synchronize();
   CHECK(back == content);
 }
 

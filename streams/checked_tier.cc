@@ -1,0 +1,197 @@
+// Only in builds for tests.
+#ifdef EBB_CHECKED
+
+#include "streams/checked_tier.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "streams/happens_before.h"
+
+namespace ebb {
+namespace {
+
+HappensBefore& order() { return HappensBefore::instance(); }
+
+HappensBefore::Range device_range(const void* data, std::size_t bytes) {
+  return {HappensBefore::kDevice, reinterpret_cast<std::uintptr_t>(data), bytes};
+}
+
+// A tier's ticket, and what it stands for. Once the host has learned that it is done, all that follows comes behind it.
+class CheckedTicket final : public Completion {
+ public:
+  CheckedTicket(Ticket ticket, HappensBefore::Clock clock) : ticket_(std::move(ticket)), clock_(std::move(clock)) {}
+
+  [[nodiscard]] bool done() const noexcept override {
+    const bool done = is_done(ticket_);
+    if (done) {
+      host_knows();
+    }
+    return done;
+  }
+
+  void synchronize() const override {
+    try {
+      if (ticket_ != nullptr) {
+        ticket_->synchronize();
+      }
+    } catch (...) {
+      host_knows();
+      throw;
+    }
+    host_knows();
+  }
+
+  [[nodiscard]] const Ticket& ticket() const { return ticket_; }
+  [[nodiscard]] const HappensBefore::Clock& clock() const { return clock_; }
+
+ private:
+  void host_knows() const noexcept {
+    if (!known_.exchange(true)) {
+      order().join(HappensBefore::kHost, clock_);
+    }
+  }
+
+  const Ticket ticket_;
+  const HappensBefore::Clock clock_;
+  mutable std::atomic<bool> known_{false};
+};
+
+const CheckedTicket* as_checked(const Ticket& ticket) { return dynamic_cast<const CheckedTicket*>(ticket.get()); }
+
+const Ticket& inner(const Ticket& ticket) {
+  const CheckedTicket* const checked = as_checked(ticket);
+  return checked == nullptr ? ticket : checked->ticket();
+}
+
+class CheckedTier final : public Tier {
+ public:
+  explicit CheckedTier(std::shared_ptr<Tier> tier)
+      : tier_(std::move(tier)), blocks_(next_space_++), name_(" of tier " + std::to_string(blocks_)) {}
+
+  [[nodiscard]] c10::Device device() const override { return tier_->device(); }
+  [[nodiscard]] c10::Stream current_stream() const override { return tier_->current_stream(); }
+
+  [[nodiscard]] Ticket record(c10::Stream stream) override {
+    Ticket ticket = tier_->record(stream);
+    if (ticket == nullptr) {  // the calling thread is the compute stream
+      return nullptr;
+    }
+    return std::make_shared<CheckedTicket>(std::move(ticket), order().point(actor(stream)));
+  }
+
+  // Memory goes back to the pool of the stream that was current when it was taken.
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override {
+    struct Memory {
+      HappensBefore::Actor actor;
+      std::size_t bytes;
+      c10::DataPtr data;
+    };
+    c10::DataPtr data = tier_->allocate(bytes);
+    void* const address = data.get();
+    const c10::Device device = data.device();
+    auto* const memory = new Memory{actor(tier_->current_stream()), bytes, std::move(data)};
+    const auto free = [](void* context) {
+      const std::unique_ptr<Memory> freed(static_cast<Memory*>(context));
+      order().access(freed->actor, HappensBefore::Kind::kFree, device_range(freed->data.get(), freed->bytes));
+    };
+    return {address, memory, free, device};
+  }
+
+  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return tier_->try_acquire(bytes); }
+
+  Ticket copy_out(const Block& to, const void* from, const After& after) override {
+    Ticket ticket = tier_->copy_out(to, from, plain(after));
+    return std::make_shared<CheckedTicket>(std::move(ticket), order().copy("copy out" + name_, clocks(after),
+                                                                           device_range(from, to.size()), range(to)));
+  }
+
+  Ticket copy_in(void* to, const Block& from, const After& after) override {
+    Ticket ticket = tier_->copy_in(to, from, plain(after));
+    return std::make_shared<CheckedTicket>(
+        std::move(ticket),
+        order().copy("copy in" + name_, clocks(after), range(from), device_range(to, from.size())));
+  }
+
+  [[nodiscard]] PoolStats pool_stats() const override { return tier_->pool_stats(); }
+  [[nodiscard]] StallStats stall_stats() const override { return tier_->stall_stats(); }
+
+  // The host, where the calling thread is the compute stream.
+  HappensBefore::Actor actor(c10::Stream stream) {
+    const std::lock_guard lock(mutex_);
+    const auto known = actors_.find(stream.id());
+    if (known != actors_.end()) {
+      return known->second;
+    }
+    const bool on_host = tier_->record(stream) == nullptr;
+    const HappensBefore::Actor made =
+        on_host ? HappensBefore::kHost : order().make_actor("stream " + std::to_string(stream.id()) + name_);
+    actors_.emplace(stream.id(), made);
+    return made;
+  }
+
+ protected:
+  void make_wait(c10::Stream stream, const Ticket& ticket) override {
+    tier_->wait(WaitPoint::kCaller, stream, inner(ticket));
+    if (const CheckedTicket* const checked = as_checked(ticket)) {
+      order().join(actor(stream), checked->clock());
+    }
+  }
+
+ private:
+  static After plain(const After& after) {
+    After plain;
+    for (const Ticket& ticket : after.tickets()) {
+      plain.add(WaitPoint::kCaller, inner(ticket));
+    }
+    return plain;
+  }
+
+  static std::vector<HappensBefore::Clock> clocks(const After& after) {
+    std::vector<HappensBefore::Clock> clocks;
+    for (const Ticket& ticket : after.tickets()) {
+      if (const CheckedTicket* const checked = as_checked(ticket)) {
+        clocks.push_back(checked->clock());
+      }
+    }
+    return clocks;
+  }
+
+  [[nodiscard]] HappensBefore::Range range(const Block& block) const {
+    return {blocks_, block.address(), block.size()};
+  }
+
+  static inline std::atomic<HappensBefore::Space> next_space_{HappensBefore::kDevice + 1};
+
+  const std::shared_ptr<Tier> tier_;
+  const HappensBefore::Space blocks_;
+  const std::string name_;
+  std::mutex mutex_;
+  std::map<c10::StreamId, HappensBefore::Actor> actors_;  // LOCK: mutex_
+};
+
+HappensBefore::Actor actor(Tier& tier, c10::Stream stream) { return static_cast<CheckedTier&>(tier).actor(stream); }
+
+}  // namespace
+
+std::shared_ptr<Tier> checked(std::shared_ptr<Tier> tier) { return std::make_shared<CheckedTier>(std::move(tier)); }
+
+void observe_made(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes) {
+  order().access(actor(tier, stream), HappensBefore::Kind::kWrite, device_range(data, bytes));
+}
+
+void observe_use(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes) {
+  order().access(actor(tier, stream), HappensBefore::Kind::kRead, device_range(data, bytes));
+}
+
+void observe_freed(const void* data, std::size_t bytes) noexcept {
+  order().access(HappensBefore::kHost, HappensBefore::Kind::kFree, device_range(data, bytes));
+}
+
+}  // namespace ebb
+
+#endif
