@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "streams/checked_tier.h"
+
 namespace ebb {
 
 Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
@@ -23,6 +25,9 @@ Fetched::~Fetched() {
 c10::Storage Fetched::get() {
   tier_.wait(WaitPoint::kUseAfterIn, stream_, arrived_);
   waited_for_ = true;
+  if (!is_source()) {
+    observe_use(tier_, stream_, storage_.data(), storage_.nbytes());
+  }
   Gauge::Lease no_longer_ahead;
   {
     const std::lock_guard lock(mutex_);

@@ -181,7 +181,7 @@ HappensBefore::Actor actor(Tier& tier, c10::Stream stream) { return static_cast<
 std::shared_ptr<Tier> checked(std::shared_ptr<Tier> tier) { return std::make_shared<CheckedTier>(std::move(tier)); }
 
 void observe_made(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes) {
-  order().access(actor(tier, stream), HappensBefore::Kind::kWrite, device_range(data, bytes));
+  order().access(actor(tier, stream), HappensBefore::Kind::kMade, device_range(data, bytes));
 }
 
 void observe_use(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes) {

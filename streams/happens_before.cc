@@ -21,6 +21,8 @@ const char* verb(HappensBefore::Kind kind) {
   switch (kind) {
     case HappensBefore::Kind::kRead:
       return "reads";
+    case HappensBefore::Kind::kMade:
+      return "made";
     case HappensBefore::Kind::kWrite:
       return "writes";
     case HappensBefore::Kind::kFree:
@@ -29,8 +31,9 @@ const char* verb(HappensBefore::Kind kind) {
   return "";
 }
 
-bool conflict(HappensBefore::Kind a, HappensBefore::Kind b) {
-  return a != HappensBefore::Kind::kRead || b != HappensBefore::Kind::kRead;
+bool conflict(HappensBefore::Kind earlier, HappensBefore::Kind later) {
+  using Kind = HappensBefore::Kind;
+  return later != Kind::kMade && (earlier != Kind::kRead || later != Kind::kRead);
 }
 
 }  // namespace
@@ -136,21 +139,19 @@ void HappensBefore::access_locked(const Access& access, const Clock& knows, Rang
       }
     }
   }
-  if (access.kind != Kind::kRead) {
+  if (access.kind == Kind::kWrite || access.kind == Kind::kFree) {
     segments.erase(segments.lower_bound(range.begin), segments.lower_bound(end));
-  } else if (access.actor == kHost) {
-    return;  // everything that is queued from now on comes behind it
   }
   if (access.actor == kHost) {
-    return;
+    return;  // everything that is queued from now on comes behind it
   }
-  // A read joins what is there, and fills the gaps.
+  // Joins what is there, and fills the gaps.
   std::uint64_t begin = range.begin;
   while (begin < end) {
     const auto next = segments.lower_bound(begin);
     if (next != segments.end() && next->first == begin) {
       std::vector<Access>& last = next->second.last;
-      std::erase_if(last, [&](const Access& each) { return each.kind == Kind::kRead && ordered(each, knows); });
+      std::erase_if(last, [&](const Access& each) { return each.kind == access.kind && ordered(each, knows); });
       last.push_back(access);
       begin = next->second.end;
     } else {

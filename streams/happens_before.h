@@ -46,7 +46,9 @@ class HappensBefore {
   // What is known to have happened: for each actor up to which of its points.
   using Clock = std::map<Actor, std::uint64_t>;
 
-  enum class Kind : std::uint8_t { kRead, kWrite, kFree };
+  // kMade: written, some time before now. Later accesses must come behind it; it is not held against earlier ones, for
+  // autograd allows writing to a tensor whose copy out is under way and refuses the save instead.
+  enum class Kind : std::uint8_t { kRead, kMade, kWrite, kFree };
 
   using Handler = void (*)(const std::string& violation);
 
@@ -80,7 +82,7 @@ class HappensBefore {
   // The accesses to one segment of a space that a later one may have to be ordered behind.
   struct Segment {
     std::uint64_t end;
-    std::vector<Access> last;  // one write, or free, and the reads after it
+    std::vector<Access> last;  // one write, or free, and what came after it
   };
   using Segments = std::map<std::uint64_t, Segment>;  // by first byte; disjoint
 

@@ -1,5 +1,6 @@
 #include "streams/simulated_device_allocator.h"
 
+#include "streams/checked_tier.h"
 #include "streams/simulated_stream_guard.h"
 
 namespace ebb {
@@ -8,6 +9,9 @@ namespace {
 
 void give_poisoned(void* address) {
   if (address != nullptr) {
+#ifdef EBB_CHECKED
+    observe_freed(address, SimulatedMemory::bytes_of(address));
+#endif
     SimulatedMemory::poison(address);
     SimulatedMemory::owner(address).give(address);
   }

@@ -52,6 +52,8 @@ void SimulatedMemory::give(void* address) noexcept {
 
 void SimulatedMemory::poison(void* address) noexcept { std::memset(address, kPoison, header(address).bytes); }
 
+std::size_t SimulatedMemory::bytes_of(void* address) { return header(address).bytes; }
+
 SimulatedMemory& SimulatedMemory::owner(void* address) { return *header(address).owner; }
 
 SimulatedMemory::Bytes SimulatedMemory::bytes() const {

@@ -37,6 +37,9 @@ class SimulatedMemory {
   // Fills all bytes of what `take` returned with 0xFF, which is NaN in every floating-point type.
   static void poison(void* address) noexcept;
 
+  // How many bytes `take` was asked for.
+  [[nodiscard]] static std::size_t bytes_of(void* address);
+
   // Whose `take` returned this.
   [[nodiscard]] static SimulatedMemory& owner(void* address);
 
