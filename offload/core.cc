@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/log.h"
+#include "streams/checked_tier.h"
 #include "offload/put_off.h"
 #include "streams/system_memory.h"
 
@@ -26,7 +27,7 @@ std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storag
 
 Core::Core(Options options, std::shared_ptr<Tier> tier)
     : options_(std::move(options)),
-      tier_(std::move(tier)),
+      tier_(checked(std::move(tier))),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
       account_(std::make_shared<DeviceAccount>(options_.record_timeline)),
       exclusions_(tier_->device()),

@@ -6,6 +6,7 @@
 
 #include "offload/core.h"
 #include "offload/tape.h"
+#include "streams/checked_tier.h"
 
 namespace ebb {
 
@@ -59,6 +60,7 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   std::unique_lock lock(mutex_);
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
+  observe_made(tier, stream, source_data_, bytes_);
   After after(WaitPoint::kOutAfterCompute, tier.record(stream));
   after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
   left_ = tier.copy_out(block, source_data_, after);

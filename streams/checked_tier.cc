@@ -192,6 +192,8 @@ void observe_freed(const void* data, std::size_t bytes) noexcept {
   order().access(HappensBefore::kHost, HappensBefore::Kind::kFree, device_range(data, bytes));
 }
 
+void observe_gone(const void* data, std::size_t bytes) noexcept { order().forget(device_range(data, bytes)); }
+
 }  // namespace ebb
 
 #endif

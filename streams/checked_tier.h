@@ -22,8 +22,11 @@ namespace ebb {
 void observe_made(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes);
 void observe_use(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes);
 
-// The host lets go of memory that no tier gave.
+// The host frees memory that no tier gave.
 void observe_freed(const void* data, std::size_t bytes) noexcept;
+
+// Memory goes back to the system: what comes at this address is other memory.
+void observe_gone(const void* data, std::size_t bytes) noexcept;
 
 #else
 

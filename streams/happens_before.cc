@@ -119,6 +119,14 @@ void HappensBefore::access(Actor actor, Kind kind, Range range) {
   report(violations, handler);
 }
 
+void HappensBefore::forget(Range range) {
+  const std::lock_guard lock(mutex_);
+  Segments& segments = segments_[range.space];
+  split(segments, range.begin);
+  split(segments, range.begin + range.bytes);
+  segments.erase(segments.lower_bound(range.begin), segments.lower_bound(range.begin + range.bytes));
+}
+
 void HappensBefore::access_locked(const Access& access, const Clock& knows, Range range,
                                   std::vector<std::string>& violations) {
   if (range.bytes == 0) {

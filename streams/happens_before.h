@@ -73,6 +73,9 @@ class HappensBefore {
   // An access by a stream, or by the host, at its present point.
   void access(Actor actor, Kind kind, Range range);
 
+  // These bytes go back to the system: what comes at their addresses is other memory.
+  void forget(Range range);
+
  private:
   struct Access {
     Actor actor;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <new>
 
+#include "streams/checked_tier.h"
+
 namespace ebb {
 
 namespace {
@@ -65,6 +67,11 @@ SimulatedMemory::Header& SimulatedMemory::header(void* address) {
   return *reinterpret_cast<Header*>(static_cast<std::byte*>(address) - kAlignment);
 }
 
-void SimulatedMemory::Free::operator()(void* memory) const noexcept { std::free(memory); }
+void SimulatedMemory::Free::operator()(void* memory) const noexcept {
+#ifdef EBB_CHECKED
+  observe_gone(static_cast<std::byte*>(memory) + kAlignment, static_cast<const Header*>(memory)->bytes);
+#endif
+  std::free(memory);
+}
 
 }  // namespace ebb

@@ -27,7 +27,7 @@ OrderingWorld::OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limit
       tape(core->tape_of_this_thread()) {}
 
 at::Tensor OrderingWorld::make(float value) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, tier->allocate(kBytes));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, core->tier().allocate(kBytes));
   auto* const data = static_cast<float*>(storage.mutable_data());
   tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
   return at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(kFloats)}, {1});
