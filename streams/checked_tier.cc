@@ -106,15 +106,14 @@ class CheckedTier final : public Tier {
 
   Ticket copy_out(const Block& to, const void* from, const After& after) override {
     Ticket ticket = tier_->copy_out(to, from, plain(after));
-    return std::make_shared<CheckedTicket>(std::move(ticket), order().copy("copy out" + name_, clocks(after),
-                                                                           device_range(from, to.size()), range(to)));
+    return std::make_shared<CheckedTicket>(
+        std::move(ticket), order().copy("copy out" + name_, clocks(after), device_range(from, to.size()), range(to)));
   }
 
   Ticket copy_in(void* to, const Block& from, const After& after) override {
     Ticket ticket = tier_->copy_in(to, from, plain(after));
     return std::make_shared<CheckedTicket>(
-        std::move(ticket),
-        order().copy("copy in" + name_, clocks(after), range(from), device_range(to, from.size())));
+        std::move(ticket), order().copy("copy in" + name_, clocks(after), range(from), device_range(to, from.size())));
   }
 
   [[nodiscard]] PoolStats pool_stats() const override { return tier_->pool_stats(); }

@@ -97,10 +97,10 @@ class HappensBefore {
   static void report(const std::vector<std::string>& violations, Handler handler);
 
   std::mutex mutex_;
-  Handler handler_ = nullptr;            // LOCK: mutex_, as all below
-  std::map<Actor, std::string> names_;   // of streams, and of copies that the host does not know to be done
-  std::map<Actor, Clock> streams_;       // what each is behind
-  Clock host_;                           // streams only: copies that the host knows of are forgotten
+  Handler handler_ = nullptr;           // LOCK: mutex_, as all below
+  std::map<Actor, std::string> names_;  // of streams, and of copies that the host does not know to be done
+  std::map<Actor, Clock> streams_;      // what each is behind
+  Clock host_;                          // streams only: copies that the host knows of are forgotten
   std::map<Space, Segments> segments_;
   Actor next_actor_ = 1;
 };
