@@ -52,9 +52,9 @@ void round_trip(Tier& tier) {
   static const auto content = random_bytes(9 * kMiB + 5, 1);  // three chunks
   const auto block = tier.try_acquire(content.size());
   REQUIRE(block.has_value());
-  const Ticket out = tier.copy_out(*block, content.data(), block->gates());
+  const Ticket out = tier.copy_out(*block, content.data(), {WaitPoint::kCaller, block->gates()});
   const c10::DataPtr back = tier.allocate(content.size());
-  tier.wait(tier.current_stream(), tier.copy_in(back.get(), *block, {&out, 1}));
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), tier.copy_in(back.get(), *block, {WaitPoint::kCaller, out}));
   CHECK(std::memcmp(back.get(), content.data(), content.size()) == 0);
 }
 
