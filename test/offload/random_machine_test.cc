@@ -5,7 +5,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,13 +63,12 @@ class BrokenTier final : public Tier {
   [[nodiscard]] c10::Device device() const override { return tier_->device(); }
   [[nodiscard]] c10::Stream current_stream() const override { return tier_->current_stream(); }
   [[nodiscard]] Ticket record(c10::Stream stream) override { return tier_->record(stream); }
-  void wait(c10::Stream stream, const Ticket& ticket) override { tier_->wait(stream, ticket); }
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override { return tier_->allocate(bytes); }
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return tier_->try_acquire(bytes); }
-  Ticket copy_out(const Block& to, const void* from, std::span<const Ticket> after) override {
+  Ticket copy_out(const Block& to, const void* from, const After& after) override {
     return tier_->copy_out(to, from, after);
   }
-  Ticket copy_in(void* to, const Block& from, std::span<const Ticket> after) override {
+  Ticket copy_in(void* to, const Block& from, const After& after) override {
     Ticket arrived = tier_->copy_in(to, from, after);
     if (fault_ == Fault::kDoneTooEarly) {
       return nullptr;
@@ -83,6 +81,11 @@ class BrokenTier final : public Tier {
   }
   [[nodiscard]] PoolStats pool_stats() const override { return tier_->pool_stats(); }
   [[nodiscard]] StallStats stall_stats() const override { return tier_->stall_stats(); }
+
+ protected:
+  void make_wait(c10::Stream stream, const Ticket& ticket) override {
+    tier_->wait(WaitPoint::kCaller, stream, ticket);
+  }
 
  private:
   const std::shared_ptr<Tier> tier_;
