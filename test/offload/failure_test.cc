@@ -81,7 +81,7 @@ TEST_CASE_METHOD(NoLeak, "what a tensor's hook throws in backward arrives with i
     Inputs in;
     const auto guard = run.guard();
     const at::Tensor x = network(in);
-    x.register_hook([](const at::Tensor& gradient) -> at::Tensor { throw UserError(); });
+    x.register_hook([](const at::Tensor& /*gradient*/) -> at::Tensor { throw UserError(); });
     in.loss(x.exp()).backward();
   });
 }
@@ -93,7 +93,7 @@ struct FailsInBackward : Function<FailsInBackward> {
     context->saved_data["depth"] = depth;
     return x.clone();
   }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
+  static variable_list backward(AutogradContext* context, variable_list /*gradients*/) {
     const std::int64_t depth = context->saved_data["depth"].toInt();
     if (depth == 0) {
       throw UserError();

@@ -83,9 +83,7 @@ class BrokenTier final : public Tier {
   [[nodiscard]] StallStats stall_stats() const override { return tier_->stall_stats(); }
 
  protected:
-  void make_wait(c10::Stream stream, const Ticket& ticket) override {
-    tier_->wait(WaitPoint::kCaller, stream, ticket);
-  }
+  void make_wait(c10::Stream stream, const Ticket& ticket) override { tier_->wait(WaitPoint::kCaller, stream, ticket); }
 
  private:
   const std::shared_ptr<Tier> tier_;
