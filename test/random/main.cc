@@ -38,7 +38,9 @@ struct Flags {
 
 std::optional<int> parse(int argc, char** argv, Flags& flags) {
   CLI::App app("Runs random programs with and without ebb and compares all that they compute, bit for bit.", "random");
-  app.add_option("--graphs", flags.graphs, "How many")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--graphs", flags.graphs, "How many")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000'000}))
+      ->capture_default_str();
   app.add_option("--seed", flags.seed, "Of all choices")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--first", flags.first, "The first graph's number")
       ->check(CLI::NonNegativeNumber)
