@@ -27,6 +27,7 @@ struct Tally {
   std::uint64_t graphs_moved = 0;  // in which something was offloaded
   std::uint64_t errors = 0;        // that plain autograd gave
   std::uint64_t cycles = 0;        // graphs that plain autograd itself does not let go of
+  std::uint64_t unsteady = 0;      // graphs that plain autograd itself computes now so, now otherwise
 
   Tally& operator+=(const Tally& other);
 };
@@ -41,7 +42,8 @@ struct Verdict {
 // such a graph. With ebb it may or may not be a cycle, for a save that moved holds no tensor, so of these programs only
 // what they compute is compared.
 
-// Runs the program with plain autograd, which is the truth, and then under its setting, pass after pass.
+// Runs the program with plain autograd, which is the truth, and then under its setting, pass after pass. A difference
+// counts only if plain autograd, asked again and again, agrees with itself: some of LibTorch's kernels do not.
 [[nodiscard]] Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap = {});
 
 }  // namespace ebb::graphs

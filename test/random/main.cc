@@ -85,7 +85,8 @@ class Run {
     std::cout << "saves: " << tally_.saved << ", offloaded: " << tally_.offloaded << ", fetched: " << tally_.fetched
               << ", reused: " << tally_.reused << ", kept: " << tally_.kept << "\n"
               << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
-              << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles << "\n";
+              << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles
+              << ", unsteady: " << tally_.unsteady << "\n";
     if (tally_.offloaded == 0) {
       std::cout << "nothing was offloaded: this run shows nothing\n";
     }
