@@ -273,9 +273,7 @@ struct Nested : torch::autograd::Function<Nested> {
 constexpr std::int64_t kLevels = 130;
 constexpr std::int64_t kDeep = 10'000;
 
-// LibTorch's own threads let go of their last gradient some time after backward has returned, so this and the next case
-// do not look for it.
-TEST_CASE("backward within backward, 10,000 levels deep, saves at each level and is exact") {
+TEST_CASE_METHOD(NoLeak, "backward within backward, 10,000 levels deep, saves at each level and is exact") {
   Rig rig(late_without_stash());
   Inputs in;
   const at::Tensor leaf = in.leaf({2});
@@ -286,7 +284,7 @@ TEST_CASE("backward within backward, 10,000 levels deep, saves at each level and
   CHECK(leaf.grad().equal((leaf.detach() * 1.5) * 2 * 1.5));
 }
 
-TEST_CASE("backward within backward on LibTorch's own threads goes through the guard and is exact") {
+TEST_CASE_METHOD(NoLeak, "backward within backward on LibTorch's own threads goes through the guard and is exact") {
   expect_parity([](const Run& run) {
     Inputs in;
     const auto guard = run.guard();
