@@ -212,7 +212,7 @@ TEST_CASE("a moved block is given back once") {
   CHECK(system.discarded.size() == 2);
 }
 
-TEST_CASE("a block keeps its pool alive, and the pool waits for its users before the backing goes") {
+TEST_CASE("a block keeps its pool alive, and the pool waits for its users before the backing goes", "[ordering]") {
   System system;
   const auto pending = std::make_shared<FakeTicket>();
   auto pool = make_pool(system);

@@ -75,7 +75,7 @@ class CountingAllocator final : public c10::Allocator {
   int live_ = 0;
 };
 
-TEST_CASE("a disk tier brings back what it took away") {
+TEST_CASE("a disk tier brings back what it took away", "[ordering]") {
   DiskTier tier("/var/tmp", std::nullopt, each_engine());
   const std::size_t bytes = GENERATE(std::size_t{1}, std::size_t{4097}, 13 * kMiB);
   const auto content = random_bytes(bytes, 1);
