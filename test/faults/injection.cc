@@ -1,0 +1,176 @@
+#include "test/faults/injection.h"
+
+#include <exception>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <cuda_runtime_api.h>
+
+#include "offload/offloader.h"
+#include "policy/everything.h"
+#include "streams/spill_corrupted.h"
+#include "test/random/device_bytes.h"
+
+namespace ebb::faults {
+namespace {
+
+std::unique_ptr<Offloader> make(const Setting& setting) {
+  if (!setting.schedule) {
+    return std::make_unique<Offloader>(setting.options);
+  }
+  return std::make_unique<Offloader>(setting.options,
+                                     std::make_shared<SimulatedTier>(*setting.schedule, /*seed=*/1, std::nullopt,
+                                                                     /*deferred_compute=*/false));
+}
+
+// What a step under a planned fault came to.
+struct Outcome {
+  std::vector<at::Tensor> gradients;
+  std::optional<std::string> error;    // a typed one's text
+  std::optional<std::string> untyped;  // anything else
+};
+
+template <typename Work>
+Outcome outcome(Work work) {
+  Outcome outcome;
+  try {
+    outcome.gradients = work();
+    return outcome;
+  } catch (const c10::Error& error) {
+    outcome.error = error.what_without_backtrace();
+  } catch (const std::system_error& error) {
+    outcome.error = error.what();
+  } catch (const SpillCorrupted& error) {
+    outcome.error = error.what();
+  } catch (const std::exception& error) {
+    outcome.untyped = error.what();
+  } catch (...) {
+    outcome.untyped = "not an exception of the standard library";
+  }
+  forget_failed_backward();
+  return outcome;
+}
+
+std::optional<std::string> held(Offloader& offloader) {
+  offloader.drain();
+  const Stats stats = offloader.stats();
+  const auto held = [](const char* what, std::uint64_t bytes) {
+    return std::string(what) + " still holds " + std::to_string(bytes) + " bytes";
+  };
+  if (stats.pool.now_bytes != 0) {
+    return held("the pool", stats.pool.now_bytes);
+  }
+  if (stats.stash.now_bytes != 0) {
+    return held("the stash", stats.stash.now_bytes);
+  }
+  if (stats.window.now_bytes != 0) {
+    return held("the window", stats.window.now_bytes);
+  }
+  if (stats.saved_on_device.now_bytes != 0) {
+    return held("the device", stats.saved_on_device.now_bytes);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> judge(const Outcome& found, const std::vector<at::Tensor>& expected) {
+  if (found.untyped) {
+    return "an error without a type: " + *found.untyped;
+  }
+  if (found.error) {
+    return found.error->empty() ? std::optional<std::string>("an error without a text") : std::nullopt;
+  }
+  return same(found.gradients, expected) ? std::nullopt : std::optional<std::string>("wrong gradients");
+}
+
+}  // namespace
+
+std::vector<Setting> settings(c10::Device device) {
+  Options options;
+  options.device = device;
+  options.policy = offload_everything();
+  options.stash_bytes = 1;
+  const auto with = [&](std::string name, auto change) {
+    Setting setting{std::move(name), options, std::nullopt};
+    change(setting);
+    return setting;
+  };
+  if (device.is_cuda()) {
+    return {
+        with("pinned", [](Setting& /*setting*/) {}),
+        with("pinned, with a stash", [](Setting& setting) { setting.options.stash_bytes.reset(); }),
+        with("pageable, on the compute stream",
+             [](Setting& setting) {
+               setting.options.host_memory = HostMemory::kPageable;
+               setting.options.copies = Copies::kOnComputeStream;
+             }),
+    };
+  }
+  return {
+      with("disk, io_uring", [](Setting& setting) { setting.options.disk_io = DiskIo::kUring; }),
+      with("disk, threads", [](Setting& setting) { setting.options.disk_io = DiskIo::kThreads; }),
+      with("disk, threads, with a stash",
+           [](Setting& setting) {
+             setting.options.disk_io = DiskIo::kThreads;
+             setting.options.stash_bytes.reset();
+           }),
+      with("simulated, late", [](Setting& setting) { setting.schedule = Schedule::kLate; }),
+      with("simulated, random", [](Setting& setting) { setting.schedule = Schedule::kRandom; }),
+  };
+}
+
+std::vector<std::uint64_t> count_calls(const Setting& setting, const Step& step) {
+  FaultPlan::disarm();
+  const std::unique_ptr<Offloader> offloader = make(setting);
+  static_cast<void>(step.run(offloader.get()));
+  static_cast<void>(step.run(offloader.get()));
+  std::vector<std::uint64_t> calls;
+  for (std::size_t point = 0; point < kFaultPoints; ++point) {
+    calls.push_back(FaultPlan::calls(static_cast<FaultPoint>(point)));
+  }
+  return calls;
+}
+
+std::optional<std::string> wrong(const Setting& setting, const Step& step, const Injection& injection,
+                                 const std::vector<at::Tensor>& expected) {
+  const std::uint64_t bytes_before = graphs::device_bytes(*setting.options.device);
+  std::optional<std::string> wrong;
+  {
+    std::unique_ptr<Offloader> offloader;
+    {
+      const PlannedFault fault(injection.point, injection.nth, injection.extent);
+      const Outcome found = outcome([&] {
+        offloader = make(setting);
+        std::vector<at::Tensor> first = step.run(offloader.get());
+        TORCH_CHECK(same(first, expected), "wrong gradients");
+        return step.run(offloader.get());  // this one knows sizes and order
+      });
+      wrong = judge(found, expected);
+      if (found.error == "wrong gradients") {
+        wrong = "wrong gradients in the first step";
+      }
+      if (wrong == std::nullopt && offloader != nullptr) {
+        wrong = held(*offloader);
+      }
+    }
+    if (wrong == std::nullopt && setting.options.device->is_cuda() && cudaGetLastError() != cudaSuccess) {
+      wrong = "a CUDA error was left behind";
+    }
+    if (offloader == nullptr) {
+      offloader = make(setting);
+    }
+    if (wrong == std::nullopt && !same(step.run(offloader.get()), expected)) {
+      wrong = "wrong gradients in the step after";
+    }
+    if (wrong == std::nullopt) {
+      wrong = held(*offloader);
+    }
+  }
+  if (wrong == std::nullopt && graphs::device_bytes_at_rest(*setting.options.device, bytes_before) != bytes_before) {
+    wrong = "device memory was left behind";
+  }
+  return wrong;
+}
+
+}  // namespace ebb::faults

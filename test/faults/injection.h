@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "offload/options.h"
+#include "streams/fault_plan.h"
+#include "streams/simulated_tier.h"
+#include "test/faults/step.h"
+
+namespace ebb::faults {
+
+// An offloader to try.
+struct Setting {
+  std::string name;
+  Options options;
+  std::optional<Schedule> schedule;  // of a SimulatedTier; nullopt: the device's own tier
+};
+
+[[nodiscard]] std::vector<Setting> settings(c10::Device device);
+
+struct Injection {
+  FaultPoint point;
+  std::uint64_t nth;
+  FaultPlan::Extent extent;
+};
+
+// How often a run without faults asks each point: the offloader's making and two steps.
+[[nodiscard]] std::vector<std::uint64_t> count_calls(const Setting& setting, const Step& step);
+
+// Makes an offloader and runs a step while the fault is planned; then a step without it. Right is: exact gradients, or
+// one typed error; all bytes back; no CUDA error left behind; an exact next step. Returns what was not; nullopt if all
+// was.
+[[nodiscard]] std::optional<std::string> wrong(const Setting& setting, const Step& step, const Injection& injection,
+                                               const std::vector<at::Tensor>& expected);
+
+}  // namespace ebb::faults
