@@ -9,8 +9,8 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/log.h"
-#include "streams/checked_tier.h"
 #include "offload/put_off.h"
+#include "streams/checked_tier.h"
 #include "streams/system_memory.h"
 
 namespace ebb {
