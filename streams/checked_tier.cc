@@ -51,8 +51,9 @@ class CheckedTicket final : public Completion {
 
  private:
   void host_knows() const noexcept {
-    if (!known_.exchange(true)) {
+    if (!known_) {
       order().join(HappensBefore::kHost, clock_);
+      known_ = true;  // only now: another thread that finds it set goes on at once
     }
   }
 

@@ -156,7 +156,7 @@ TEST_CASE_METHOD(NoLeak, "an empty view of memory that is not comes back empty, 
 }
 
 TEST_CASE_METHOD(NoLeak, "tensors without bytes come back with their sizes and strides, and nothing moves") {
-  for (const at::IntArrayRef sizes : {at::IntArrayRef{0}, at::IntArrayRef{0, 3}, at::IntArrayRef{3, 0, 2}}) {
+  for (const std::vector<std::int64_t>& sizes : std::vector<std::vector<std::int64_t>>{{0}, {0, 3}, {3, 0, 2}}) {
     Rig rig(late_without_stash());
     const at::Tensor tensor = at::empty(sizes).transpose(0, -1);
     std::unique_ptr<SavedVariable> saved;

@@ -73,7 +73,7 @@ Setting random_setting(Random& random, c10::Device device) {
     setting.minimum_bytes = std::uint64_t{1} << random.below(10);
   }
   setting.stash_bytes = random_size(random, {1, 1, 1, 256, 4 << 10, 1 << 20}, 75);
-  setting.window_bytes = random_size(random, {128 << 10, 256 << 10}, 50);
+  setting.window_bytes = random_size(random, {256 << 10, 512 << 10}, 50);
   setting.capacity_bytes = random_size(random, {4 << 10, 16 << 10, 64 << 10, 1 << 20}, 25);
   setting.passes = 1 + static_cast<int>(random.below(3));
   return setting;
