@@ -210,7 +210,7 @@ TEST_CASE("a shrinker redirects the users of what it removes") {
 TEST_CASE("a tier that flips a bit, or says too early that a copy is done, is caught, and a sound one is not") {
   const auto fault = GENERATE(BrokenTier::Fault::kFlippedBit, BrokenTier::Fault::kDoneTooEarly);
   int caught = 0;
-  for (std::uint64_t number = 0; number < 20; ++number) {
+  for (std::uint64_t number = 0; number < 50; ++number) {
     Case made = generate(5, number, kCpu);
     made.setting = moving();
     CHECK(check(made, kCpu).wrong.value_or("right") == "right");
