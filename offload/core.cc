@@ -35,18 +35,17 @@ Core::Core(Options options, std::shared_ptr<Tier> tier)
       stash_(*tier_) {}
 
 std::shared_ptr<Tape> Core::tape_of_this_thread() {
+  std::shared_ptr<Tape> present;
   {
     const std::lock_guard lock(tapes_mutex_);
-    std::shared_ptr<Tape> present = tapes_[std::this_thread::get_id()].lock();
-    if (present != nullptr && !present->in_use()) {
-      return present;
-    }
+    present = tapes_[std::this_thread::get_id()].lock();
   }
-  {
-    const std::lock_guard lock(policy_mutex_);
-    options_.policy->begin_step();
+  if (present != nullptr && !present->in_use()) {
+    return present;
   }
-  ++counters_.steps;
+  if (present != nullptr) {
+    present->drop_guesses();
+  }
   auto tape = make_shared_unless_forked<Tape>(book_);
   const std::lock_guard lock(tapes_mutex_);
   std::erase_if(tapes_, [](const auto& entry) { return entry.second.expired(); });
@@ -58,6 +57,20 @@ void Core::count_kept(Kept reason, const at::Tensor& tensor) {
   const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
   counters_.saved.add(bytes);
   counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
+}
+
+void Core::count_offloaded(std::uint64_t bytes) {
+  counters_.offloaded.add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("offload " + human_bytes(bytes));
+  }
+}
+
+void Core::count_kept(Kept reason, std::uint64_t bytes) {
+  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));
+  }
 }
 
 std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
@@ -79,21 +92,15 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
 
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
   const std::uint64_t bytes = saved->bytes();
-  const auto keep = [&](Kept reason) {
-    counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
-    if (debug_log_wanted()) {
-      log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));
-    }
-  };
   if (decide(tensor, tape) == Decision::kKeep) {
-    keep(Kept::kPolicy);
+    count_kept(Kept::kPolicy, bytes);
     return;
   }
   check_window(bytes);
   std::optional<Block> block = tier_->try_acquire(bytes);
   warn_if_host_memory_is_short(/*refused=*/!block);
   if (!block) {
-    keep(Kept::kNoRoom);
+    count_kept(Kept::kNoRoom, bytes);
     return;
   }
   if (start == Start::kNow) {
@@ -102,16 +109,12 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
     saved->send_out_later(*std::move(block), tier_->current_stream());
     PutOff::of_this_thread().add(saved);
   }
-  counters_.offloaded.add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("offload " + human_bytes(bytes));
-  }
 }
 
 Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
-  candidate.ordinal = tape.next_candidate(candidate.bytes);
+  candidate.ordinal = tape.next_candidate();
   std::string operation;
   if (policy_needs_operation_) {
     if (const auto& grad_fn = tensor.grad_fn()) {
@@ -120,6 +123,10 @@ Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
     candidate.operation = operation;
   }
   const std::lock_guard lock(policy_mutex_);
+  if (candidate.ordinal == 0) {
+    options_.policy->begin_step();
+    ++counters_.steps;
+  }
   return options_.policy->decide(candidate);
 }
 

@@ -41,7 +41,8 @@ class Core : public std::enable_shared_from_this<Core> {
   void check_process() const { process_.check("this offloader"); }
   [[nodiscard]] bool forked() const noexcept { return process_.forked(); }
 
-  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
+  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that,
+  // which then gives up what it has fetched ahead.
   [[nodiscard]] std::shared_ptr<Tape> tape_of_this_thread();
 
   // Why `tensor` must not be moved; nullopt if it may be.
@@ -49,6 +50,10 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(Kept reason, const at::Tensor& tensor);
+
+  // Count storages, once it is certain what becomes of them.
+  void count_offloaded(std::uint64_t bytes);
+  void count_kept(Kept reason, std::uint64_t bytes);
 
   // When the copy of a newly saved storage starts.
   enum class Start : std::uint8_t {

@@ -35,6 +35,9 @@ class Fetched {
   // Throws what the copy failed with, where the host can know.
   [[nodiscard]] c10::Storage get();
 
+  // Whether nobody has asked for the bytes yet.
+  [[nodiscard]] bool is_guess() const { return !waited_for_; }
+
  private:
   Tier& tier_;
   const std::shared_ptr<Gauge::Lease> on_device_;  // outlives storage_

@@ -42,7 +42,7 @@ class Gauge {
   // The gauge must outlive the lease.
   [[nodiscard]] Lease hold(std::uint64_t bytes);
 
-  // An empty lease when the sum would pass `limit`, unless nothing at all is held.
+  // False, and `lease` as it was, when the sum would pass `limit`, unless nothing at all is held.
   [[nodiscard]] bool try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease);
 
   [[nodiscard]] std::uint64_t now_bytes() const { return now_.load(std::memory_order_relaxed); }

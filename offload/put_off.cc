@@ -1,8 +1,9 @@
 #include "offload/put_off.h"
 
+#include <utility>
+
 #include <ATen/SequenceNumber.h>
 
-#include "offload/log.h"
 #include "offload/saved_storage.h"
 
 namespace ebb {
@@ -17,27 +18,15 @@ void PutOff::add(const std::shared_ptr<SavedStorage>& saved) {
   next_node_ = at::sequence_number::peek();
 }
 
-void PutOff::start_finished() {
+void PutOff::start_finished() noexcept {
   if (!entries_.empty() && next_node_ != at::sequence_number::peek()) {
-    start();
+    start_all();
   }
 }
 
 void PutOff::start_all() noexcept {
-  while (!entries_.empty()) {
-    try {
-      start();
-    } catch (...) {
-      log_warning("a copy out could not be started; the saved tensor stays on the device");
-    }
-  }
-}
-
-void PutOff::start() {
-  while (!entries_.empty()) {
-    const std::shared_ptr<SavedStorage> saved = entries_.front().lock();
-    entries_.erase(entries_.begin());
-    if (saved != nullptr) {
+  for (const std::weak_ptr<SavedStorage>& each : std::exchange(entries_, {})) {
+    if (const std::shared_ptr<SavedStorage> saved = each.lock()) {
       saved->send_out_now();
     }
   }

@@ -26,16 +26,13 @@ class PutOff {
   // `saved` must have been told to send_out_later.
   void add(const std::shared_ptr<SavedStorage>& saved);
 
-  // Starts the copies of operations that are over. Throws what the tier throws that cannot start one; that storage then
-  // stays where it is.
-  void start_finished();
+  // Starts the copies of operations that are over. What cannot start stays where it is.
+  void start_finished() noexcept;
 
-  // Starts all. What cannot start stays where it is.
+  // Starts all.
   void start_all() noexcept;
 
  private:
-  void start();
-
   std::vector<std::weak_ptr<SavedStorage>> entries_;
   std::uint64_t next_node_ = 0;  // the number of the node after the one that saved the entries
 };

@@ -27,8 +27,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {
     core.count_kept(*reason, tensor);
-    const bool view_of_leaf = *reason == Kept::kParameter && tensor.is_view() && tensor._base().is_leaf();
-    tensor_ = tensor.is_leaf() || view_of_leaf ? tensor : tensor.tensor_data();
+    tensor_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
     return;
   }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include "offload/core.h"
+#include "offload/log.h"
 #include "offload/tape.h"
 #include "streams/checked_tier.h"
 
@@ -50,6 +51,9 @@ SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tap
       source_lease_(on_device_) {}
 
 SavedStorage::~SavedStorage() {
+  if (put_off_) {
+    core_->count_kept(Kept::kPutOff, bytes_);
+  }
   core_->forget(*this);
   core_->stash().sweep();
   tape_->ended();
@@ -72,6 +76,7 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   position_ = tape_->append(weak_from_this(), bytes_);
   const Ticket left = left_;
   lock.unlock();
+  core_->count_offloaded(bytes_);
   if (!in_force(WaitPoint::kSourceInStash)) {
     return;
   }
@@ -83,33 +88,61 @@ void SavedStorage::send_out_later(Block block, c10::Stream stream) {
   put_off_.emplace(PutOffCopy{std::move(block), stream});
 }
 
-void SavedStorage::send_out_now() {
+void SavedStorage::send_out_now() noexcept {
   if (core_->forked()) {
     return;
   }
   std::optional<PutOffCopy> copy;
+  bool resized = false;  // in the meantime: what it holds now is what the saves get
   {
     const std::lock_guard lock(mutex_);
     copy = std::exchange(put_off_, std::nullopt);
-    if (kept_.nbytes() != bytes_ || kept_.data() != source_data_) {
-      return;  // resized in the meantime: what it holds now is what the saves get
+    resized = kept_.nbytes() != bytes_ || kept_.data() != source_data_;
+  }
+  if (copy && !resized) {
+    try {
+      send_out(std::move(copy->block), copy->stream);
+      return;
+    } catch (...) {
+      log_warning("a copy out could not be started; the saved tensor stays on the device");
     }
   }
-  if (copy) {
-    send_out(std::move(copy->block), copy->stream);
-  }
+  core_->count_kept(Kept::kPutOff, bytes_);
 }
 
 c10::Storage SavedStorage::get(Use& use) {
-  const c10::Stream stream = core_->tier().current_stream();
-  std::shared_ptr<Fetched> fetched;
-  c10::Storage storage;
   {
     const std::lock_guard lock(mutex_);
     if (state_ == State::kKept) {
       tape_->begin_use();
       return kept_;
     }
+  }
+  const c10::Stream stream = core_->tier().current_stream();
+  c10::Storage storage;
+  try {
+    storage = find(stream);
+  } catch (const c10::OutOfMemoryError&) {
+    // What is missing may be held by sources that are on their way out, and by copies that were only guessed to be
+    // needed.
+    core_->stash().drain();
+    tape_->drop_guesses();
+    storage = find(stream);
+  }
+  if (mark_used(use)) {
+    tape_->used(position_);
+  }
+  tape_->fetch_ahead();
+  core_->stash().sweep();
+  return storage;
+}
+
+// Of a storage that went away: on the device and ready for work on `stream`.
+c10::Storage SavedStorage::find(c10::Stream stream) {
+  std::shared_ptr<Fetched> fetched;
+  c10::Storage storage;
+  {
+    const std::lock_guard lock(mutex_);
     if (state_ == State::kBack && (back_->stream() == stream || !in_force(WaitPoint::kOwnStream))) {
       fetched = back_;
     } else if (std::optional<c10::Storage> source = live_source()) {
@@ -124,15 +157,7 @@ c10::Storage SavedStorage::get(Use& use) {
     }
   }
   // The lock is released: on the CPU this may take as long as the disk does.
-  if (fetched != nullptr) {
-    storage = wait_for(fetched);
-  }
-  if (mark_used(use)) {
-    tape_->used(position_);
-  }
-  tape_->fetch_ahead();
-  core_->stash().sweep();
-  return storage;
+  return fetched != nullptr ? wait_for(fetched) : storage;
 }
 
 c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
@@ -167,12 +192,21 @@ bool SavedStorage::fetch_ahead() {
   } else {
     try {
       back_ = fetch(stream, std::move(window));
-    } catch (const c10::OutOfMemoryError&) {
-      return false;  // a wish, not a need: when it is needed, it is asked for again
+    } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
+      return false;
     }
   }
   state_ = State::kBack;
   return true;
+}
+
+void SavedStorage::drop_guess() {
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kBack && back_->is_guess()) {
+    unwanted = std::exchange(back_, nullptr);
+    state_ = State::kAway;
+  }
 }
 
 // kBack -> kAway: every save has had the bytes in this round, so the device copy has no use until one asks again.

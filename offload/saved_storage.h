@@ -34,8 +34,8 @@ class Tape;
 // Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
 // needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
 //
-// Threads: every member may be called from any thread. The mutex is held while copies are started, never while one is
-// waited for.
+// Threads: every member may be called from any thread. The mutex is held while copies are started, not while one is
+// waited for; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one take as long.
 class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
  public:
   // One save's share. Destroyed with the save.
@@ -71,13 +71,17 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // kKept -> kAway: starts the copy out, behind the work given to `stream` so far, and hands the source to the stash.
   void send_out(Block block, c10::Stream stream);
 
-  // The same in two parts: kept until the second. See Note [Saved before it is filled] in put_off.h.
+  // The same in two parts: kept until the second, and for good if the copy then cannot start. See Note [Saved before it
+  // is filled] in put_off.h.
   void send_out_later(Block block, c10::Stream stream);
-  void send_out_now();
+  void send_out_now() noexcept;
 
-  // kAway -> kBack, if the window has room: starts the copy in before anybody asks. False: no room, in the window or on
-  // the device; try again later.
+  // kAway -> kBack, if the window has room: starts the copy in before anybody asks. False: no room, or the copy cannot
+  // start; it is tried again when somebody asks.
   bool fetch_ahead();
+
+  // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead.
+  void drop_guess();
 
  private:
   enum class State : std::uint8_t { kKept, kAway, kBack };
@@ -88,6 +92,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   };
 
   c10::Storage get(Use& use);
+  c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
   std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
   std::shared_ptr<Gauge::Lease> device_lease();

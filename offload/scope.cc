@@ -25,7 +25,7 @@ void Scope::leave() {
   std::shared_ptr<Core> core;  // destroyed, as is the tape, after the lock is released
   std::shared_ptr<Tape> tape;
   {
-    const std::lock_guard lock(mutex_);
+    const auto locked = lock();
     ended_ = true;
     core = std::exchange(core_, nullptr);
     tape = std::exchange(tape_, nullptr);
@@ -44,13 +44,18 @@ void Scope::drop_ended() {
 }
 
 bool Scope::has_ended() {
-  const std::lock_guard lock(mutex_);
+  const auto locked = lock();
   return ended_;
+}
+
+// Not in a forked child, which has one thread: another one may have held the mutex when it was forked off.
+std::unique_lock<std::mutex> Scope::lock() {
+  return process_.forked() ? std::unique_lock(mutex_, std::defer_lock) : std::unique_lock(mutex_);
 }
 
 Scope::Target Scope::current() {
   for (Scope* scope = innermost(); scope != nullptr; scope = scope->around_) {
-    const std::lock_guard lock(scope->mutex_);
+    const auto locked = scope->lock();
     if (!scope->ended_) {
       return {scope->core_, scope};
     }
@@ -59,7 +64,7 @@ Scope::Target Scope::current() {
 }
 
 std::shared_ptr<Tape> Scope::tape(Core& core) {
-  const std::lock_guard lock(mutex_);
+  const auto locked = lock();
   if (ended_) {  // since this save began, on another thread
     return core.tape_of_this_thread();
   }

@@ -5,6 +5,8 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "streams/process_mark.h"
+
 namespace ebb {
 
 class Core;
@@ -52,11 +54,13 @@ class Scope final : public c10::DebugInfoBase {
   static Scope* innermost();
   static void drop_ended();
   [[nodiscard]] bool has_ended();
+  [[nodiscard]] std::unique_lock<std::mutex> lock();
 
   const Stack below_;                                   // the thread's stack without this scope
   Scope* const around_;                                 // the innermost one in there
   const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
 
+  const ProcessMark process_;
   std::mutex mutex_;
   bool ended_ = false;          // LOCK: mutex_, as all below
   std::shared_ptr<Core> core_;  // until the end

@@ -17,36 +17,40 @@ enum class Kept : std::uint8_t {
   kNonOwning,    // memory that LibTorch does not own (from_blob): moving it out would free nothing
   kPolicy,       // the policy said keep
   kNoRoom,       // the tier had no room
+  kPutOff,       // its copy waited for the operation to be over, and then could not start, or nobody wanted it any more
 };
-inline constexpr std::size_t kKeptReasons = 8;
+inline constexpr std::size_t kKeptReasons = 9;
 
 // A short lower-case name for tables: "parameter", "no room".
 std::string_view to_string(Kept reason);
 
 struct Count {
   std::uint64_t tensors = 0;
-  std::uint64_t bytes = 0;  // of the tensors' storages; each storage once for `offloaded` and `fetched`
+  std::uint64_t bytes = 0;  // of the tensors' storages
 };
 
 struct Level {
   std::uint64_t now_bytes = 0;
   std::uint64_t peak_bytes = 0;
-  std::uint64_t capacity_bytes = 0;  // the limit in force; 0 where there is none
+  std::uint64_t capacity_bytes =
+      0;  // the bound in force; 0 where there is none. Of `pool`: what it has reserved so far
 };
 
 // Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call. `pool`
 // and `pool_growths` always count from the start.
 struct Stats {
-  Count saved;                             // every pack: by tensors, the sum of offloaded, deduplicated and all kept
+  Count saved;  // every pack: by tensors, the sum of offloaded, deduplicated and all kept (but for those put off now)
   Count offloaded;                         // storages copied out
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by Kept
-  Count fetched;                           // storages copied in
-  Count reused;                            // unpacks that found the storage still on the device: no copy
+  Count fetched;                           // copies in; more than one of a storage if a retained graph is run again
+  Count reused;                            // fetches that found a storage that went away still on the device: no copy
 
   std::uint64_t stalls = 0;  // waits that held the compute stream up
   double stalled_ms = 0;
 
+  // Forward passes under a guard that saved something the policy was asked about. Backward has to begin, or all their
+  // saves to end, for the next one to count.
   std::uint64_t steps = 0;
 
   Level pool;  // host memory or spill file

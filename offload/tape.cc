@@ -16,12 +16,9 @@ Tape::~Tape() {
   }
 }
 
-std::uint64_t Tape::next_candidate(std::uint64_t bytes) {
+std::uint64_t Tape::next_candidate() {
   const std::lock_guard lock(mutex_);
   ++alive_;
-  saved_bytes_ += bytes;
-  largest_bytes_ = std::max(largest_bytes_, bytes);
-  book_->raise_sizes(saved_bytes_, largest_bytes_);
   return candidates_++;
 }
 
@@ -29,6 +26,7 @@ void Tape::ended() {
   const std::lock_guard lock(mutex_);
   --alive_;
   if (alive_ == 0 && !in_use_) {
+    candidates_ = 0;
     saved_bytes_ = 0;
     largest_bytes_ = 0;
     storages_.clear();
@@ -42,6 +40,9 @@ std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t byte
   const std::lock_guard lock(mutex_);
   storages_.push_back(std::move(storage));
   used_.push_back(false);
+  saved_bytes_ += bytes;
+  largest_bytes_ = std::max(largest_bytes_, bytes);
+  book_->raise_sizes(saved_bytes_, largest_bytes_);
   if (!in_use_) {
     constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
     signature_ = (signature_ ^ bytes) * kFnvPrime;
@@ -112,6 +113,20 @@ void Tape::fetch_ahead() {
     }
     const std::lock_guard lock(mutex_);
     fetched_to_ = std::max(fetched_to_, rank);
+  }
+}
+
+void Tape::drop_guesses() {
+  std::vector<std::weak_ptr<SavedStorage>> storages;
+  {
+    const std::lock_guard lock(mutex_);
+    storages = storages_;
+    fetched_to_ = 0;
+  }
+  for (const std::weak_ptr<SavedStorage>& each : storages) {
+    if (const std::shared_ptr<SavedStorage> storage = each.lock()) {
+      storage->drop_guess();
+    }
   }
 }
 

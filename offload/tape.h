@@ -26,15 +26,16 @@ class Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  // The ordinal of the next storage that the policy is asked about.
-  [[nodiscard]] std::uint64_t next_candidate(std::uint64_t bytes);
+  // The ordinal of the next storage that the policy is asked about; 0 begins a step.
+  [[nodiscard]] std::uint64_t next_candidate();
 
   // The last save of a candidate has ended.
   //
   // Note [Forward passes without backward]
   // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
-  // before its backward began, they are forgotten: they must neither add up to a step that was never one, which would
-  // raise the bounds of stash and window, nor disturb the order learned from the steps that are.
+  // before its backward began, they are forgotten, and the next save begins a step: they must not add up to a step that
+  // was never one, which would raise the bounds of stash and window and the ordinals that policies go by, nor disturb
+  // the order learned from the steps that are.
   void ended();
 
   // Adds a storage that went away. Returns its position.
@@ -48,6 +49,10 @@ class Tape {
 
   // Starts copies in for what comes next, until the window is full.
   void fetch_ahead();
+
+  // Gives up what was fetched ahead and nobody has asked for. Where backward covers a part of the graph only, and the
+  // graph lives on, it would hold the window, which is for all steps.
+  void drop_guesses();
 
   // Whether backward has begun.
   [[nodiscard]] bool in_use() const { return in_use_; }
@@ -63,7 +68,7 @@ class Tape {
   std::mutex mutex_;
   std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
   std::size_t alive_ = 0;          // candidates with saves
-  std::uint64_t saved_bytes_ = 0;  // of all candidates
+  std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
   std::vector<std::weak_ptr<SavedStorage>> storages_;
   std::vector<bool> used_;               // in this pass over the graph

@@ -7,6 +7,9 @@
 namespace ebb {
 
 void Timeline::sample(std::uint64_t saved_on_device) noexcept {
+  if (process_.forked()) {
+    return;
+  }
   const bool backward = in_backward();
   const std::lock_guard lock(mutex_);
   if (samples_.size() >= kMaxSamples) {

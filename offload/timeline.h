@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "offload/timeline_sample.h"
+#include "streams/process_mark.h"
 
 namespace ebb {
 
@@ -22,6 +23,7 @@ class Timeline {
  private:
   using Clock = std::chrono::steady_clock;
 
+  const ProcessMark process_;
   std::mutex mutex_;
   Clock::time_point start_ = Clock::now();  // LOCK: mutex_
   std::vector<TimelineSample> samples_;     // LOCK: mutex_

@@ -2,6 +2,7 @@
 
 #include <sstream>
 
+#include <ATen/core/Formatting.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -23,7 +24,13 @@ void VersionCheck::check(const at::Tensor& like) const {
   }
   std::ostringstream message;
   message << "one of the variables needed for gradient computation has been modified by an inplace operation: ["
-          << like.toString() << " " << like.sizes() << "]";
+          << like.toString() << " ";
+  if (like.is_nested()) {
+    message << like._nested_tensor_size();
+  } else {
+    message << like.sizes();
+  }
+  message << "]";
   if (const auto grad_fn = producer()) {
     message << ", which is output " << output_nr_ << " of " << grad_fn->name() << ",";
   }

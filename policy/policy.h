@@ -9,8 +9,8 @@ namespace ebb {
 struct Candidate {
   std::uint64_t bytes = 0;     // of the whole storage, which is what would be moved
   std::uint64_t ordinal = 0;   // how many storages this step has saved before it
-  std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none;
-                               // filled in only for policies whose needs_operation() is true
+  std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none; valid
+                               // during decide; filled in only for policies whose needs_operation() is true
 };
 
 enum class Decision : std::uint8_t {
@@ -21,13 +21,15 @@ enum class Decision : std::uint8_t {
 // Decides what becomes of a storage. Policies compose by wrapping: each has one reason to keep a storage and asks
 // the policy inside it about the rest.
 //
-// Threads: an Offloader calls its policy from any thread, but never from two at once. So a policy with a state of its
-// own belongs to one Offloader, and where several threads share that, their steps mix.
+// Threads: an Offloader calls its policy from any thread, but never from two at once: it holds a lock meanwhile, so a
+// policy must not do what autograd would save. One with a state of its own belongs to one Offloader, and where several
+// threads share that, their steps mix.
 class Policy {
  public:
   virtual ~Policy() = default;
 
-  // A new step begins: the ordinals start again at 0. Wrappers pass it on.
+  // A new step begins, with the decision that follows: the ordinals start again at 0. A step is one forward pass: it
+  // ends when backward begins, or when it was dropped without. Wrappers pass it on.
   virtual void begin_step() = 0;
 
   // Must be quick: it runs inside the forward pass, once for each storage. What it throws reaches the forward pass.

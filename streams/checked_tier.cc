@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "streams/happens_before.h"
+#include "streams/watched_cuda_memory.h"
 
 namespace ebb {
 namespace {
@@ -72,7 +73,11 @@ const Ticket& inner(const Ticket& ticket) {
 class CheckedTier final : public Tier {
  public:
   explicit CheckedTier(std::shared_ptr<Tier> tier)
-      : tier_(std::move(tier)), blocks_(next_space_++), name_(" of tier " + std::to_string(blocks_)) {}
+      : tier_(std::move(tier)), blocks_(next_space_++), name_(" of tier " + std::to_string(blocks_)) {
+    if (on_gpu()) {
+      watch_cuda_allocator();
+    }
+  }
 
   [[nodiscard]] c10::Device device() const override { return tier_->device(); }
   [[nodiscard]] c10::Stream current_stream() const override { return tier_->current_stream(); }
@@ -87,6 +92,11 @@ class CheckedTier final : public Tier {
 
   // Memory goes back to the pool of the stream that was current when it was taken.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override {
+    if (on_gpu()) {
+      c10::DataPtr data = tier_->allocate(bytes);
+      forget_former_memory(data.get(), bytes);
+      return data;
+    }
     struct Memory {
       HappensBefore::Actor actor;
       std::size_t bytes;
@@ -122,6 +132,9 @@ class CheckedTier final : public Tier {
 
   // The host, where the calling thread is the compute stream.
   HappensBefore::Actor actor(c10::Stream stream) {
+    if (on_gpu()) {
+      return actor_of(c10::cuda::CUDAStream(stream));
+    }
     const std::lock_guard lock(mutex_);
     const auto known = actors_.find(stream.id());
     if (known != actors_.end()) {
@@ -143,6 +156,8 @@ class CheckedTier final : public Tier {
   }
 
  private:
+  [[nodiscard]] bool on_gpu() const { return tier_->device().is_cuda(); }
+
   static After plain(const After& after) {
     After plain;
     for (const Ticket& ticket : after.tickets()) {
@@ -181,6 +196,9 @@ HappensBefore::Actor actor(Tier& tier, c10::Stream stream) { return static_cast<
 std::shared_ptr<Tier> checked(std::shared_ptr<Tier> tier) { return std::make_shared<CheckedTier>(std::move(tier)); }
 
 void observe_made(Tier& tier, c10::Stream stream, const void* data, std::size_t bytes) {
+  if (tier.device().is_cuda()) {
+    forget_former_memory(data, bytes);
+  }
   order().access(actor(tier, stream), HappensBefore::Kind::kMade, device_range(data, bytes));
 }
 

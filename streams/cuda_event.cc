@@ -63,12 +63,21 @@ CudaEvent::~CudaEvent() { pool_.give_back(event_); }
 // Leases ask this while a graph unwinds after a kernel of the user's has failed, and at process exit: it must not
 // throw, and a device in error does no more work. The error itself stays for `synchronize` and the next launch to
 // report.
+//
+// While some thread captures a CUDA graph, a query would be refused and end that capture, unless this thread says that
+// it means no part of it. A refusal is no answer.
 bool CudaEvent::done() const noexcept {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
   const cudaError_t error = cudaEventQuery(event_);
+  if (exchanged) {
+    static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode));
+  }
   if (error != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // "not ready" is an answer; left in place, the next check would report it
   }
-  return error != cudaErrorNotReady;
+  const bool refused = error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+  return error != cudaErrorNotReady && !refused;
 }
 
 void CudaEvent::synchronize() const { C10_CUDA_CHECK(cudaEventSynchronize(event_)); }

@@ -71,7 +71,7 @@ HostSlabs::~HostSlabs() {
 
 std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   const SystemMemory memory = read_system_memory();
-  if (refused_ || memory.available_bytes < bytes + memory.total_bytes / 16) {
+  if (bytes >= refused_bytes_ || memory.available_bytes < bytes + memory.total_bytes / 16) {
     return std::nullopt;
   }
   // Two huge pages more than asked for: room to align the start, and a gap behind the end.
@@ -95,7 +95,7 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
     if (fails(FaultPoint::kPinnedAllocation) ||
         cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      refused_ = true;
+      refused_bytes_ = bytes;
       return std::nullopt;
     }
   }

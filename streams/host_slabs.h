@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -41,8 +42,8 @@ class HostSlabs final : public Backing {
 
   const c10::Device device_;
   const bool pinned_;
-  bool refused_ =
-      false;  // CUDA registers no more: what was mapped and touched to learn that is not worth a second time
+  // CUDA registers so much no more: what was mapped and touched to learn that is not worth a second time.
+  std::size_t refused_bytes_ = std::numeric_limits<std::size_t>::max();
   std::vector<Slab> slabs_;
 };
 

@@ -12,11 +12,14 @@
 namespace ebb {
 
 std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
+  if (engine == IoEngine::kThreads) {  // not even asked for: a sandbox may end the process for the question
+    return std::make_unique<ThreadIo>(file, thread_name);
+  }
   const std::error_code refusal = UringIo::refusal();
   if (engine == IoEngine::kUring && refusal) {
     throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
   }
-  if (engine != IoEngine::kThreads && !refusal) {
+  if (!refusal) {
     try {
       return std::make_unique<UringIo>(file, thread_name);
     } catch (const std::system_error&) {  // permitted, but this ring was one too many

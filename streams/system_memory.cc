@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <system_error>
 
 namespace ebb {
 namespace {
@@ -51,7 +52,8 @@ std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
 }  // namespace
 
 SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
-  const bool version_2 = std::filesystem::exists(folder / "memory.max");
+  std::error_code unreadable;  // is as good as absent
+  const bool version_2 = std::filesystem::exists(folder / "memory.max", unreadable);
   const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
   const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
   if (!limit || !used || *limit >= otherwise.total_bytes) {

@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
+#include "policy/callback.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -63,6 +64,36 @@ TEST_CASE_METHOD(NoLeak, "evaluation alone leaves no bounds behind") {
   for (int i = 0; i < 20; ++i) {
     evaluate(100);
     CHECK(bounds(rig) == Bounds{0, 0});
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "a forward pass that was dropped is a step of its own to the policy") {
+  std::vector<std::uint64_t> ordinals;
+  Setting setting = late();
+  setting.options.policy = callback([&ordinals](const Candidate& candidate) {
+    ordinals.push_back(candidate.ordinal);
+    return Decision::kOffload;
+  });
+  Rig rig(setting);
+  const OffloadGuard guard(rig.offloader());
+  for (int pass = 0; pass < 3; ++pass) {
+    Inputs in;
+    static_cast<void>(in.activation({8}).sin().exp());
+  }
+  CHECK(ordinals == std::vector<std::uint64_t>{0, 1, 0, 1, 0, 1});
+  CHECK(rig.stats().steps == 3);
+}
+
+TEST_CASE_METHOD(NoLeak, "what the policy keeps does not raise the chosen bounds") {
+  Setting setting = late();
+  setting.options.policy = callback(
+      [](const Candidate& candidate) { return candidate.bytes > 100 * kFloat ? Decision::kKeep : Decision::kOffload; });
+  Rig rig(setting);
+  const OffloadGuard guard(rig.offloader());
+  for (int step = 0; step < 2; ++step) {
+    Inputs in;
+    (network(in, 100) + in.activation({100'000}).sin().sum()).backward();
+    CHECK(bounds(rig) == kOfStep);
   }
 }
 

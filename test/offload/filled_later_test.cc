@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
+#include "streams/fault_plan.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -94,6 +95,29 @@ TEST_CASE_METHOD(NoLeak, "a save that is dropped before its copy has started is 
   CHECK(rig.stats().pool.now_bytes == 0);
   CHECK(rig.stats().saved_on_device.peak_bytes == 8 * sizeof(float));
   CHECK(rig.stats().stash.peak_bytes == 0);
+  CHECK(rig.stats().offloaded.tensors == 0);
+  CHECK(rig.stats().kept_for(Kept::kPutOff).tensors == 1);
+}
+
+TEST_CASE_METHOD(NoLeak, "a copy that waits for its operation and then cannot start fails nobody, and is counted") {
+  const Program program = [](const Run& run) {
+    Inputs in;
+    const auto guard = run.guard();
+    const at::Tensor x = in.leaf({8}) * in.constant({8});  // the constant's copy waits
+    const PlannedFault fault(FaultPoint::kCopy, 1, FaultPlan::Extent::kOnce);
+    const at::Tensor y = x.sin();
+    if (run.offloader() != nullptr) {
+      const Stats stats = run.offloader()->stats();
+      CHECK(FaultPlan::failures(FaultPoint::kCopy) == 1);
+      CHECK(stats.kept_for(Kept::kPutOff).tensors == 1);
+      CHECK(stats.offloaded.tensors == 1);
+      CHECK(stats.saved.tensors == 3);  // the leaf too
+    }
+    y.sum().backward();
+    return in.gradients();
+  };
+  Rig rig(late_without_stash());
+  check_same(plain(program), outcome(program, Run(&rig.offloader())));
 }
 
 }  // namespace

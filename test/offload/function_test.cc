@@ -72,6 +72,32 @@ TEST_CASE_METHOD(NoLeak,
   CHECK(rig.stats().deduplicated.tensors == 3);
 }
 
+// Returns, and saves, a view of its second input.
+struct SavesViewItReturns : Function<SavesViewItReturns> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    const at::Tensor turned = weight.t();
+    context->save_for_backward({turned});
+    return {at::mm(x, turned), turned};
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor turned = context->get_saved_variables()[0];
+    return {at::mm(gradients[0], turned.t()), at::Tensor()};
+  }
+};
+
+TEST_CASE_METHOD(NoLeak, "a function that saves the view of a parameter that it returns does not own itself") {
+  expect_gradient_parity([](Inputs& in) {
+    return SavesViewItReturns::apply(in.activation({4, 8}).sin(), in.leaf({6, 8}))[0].exp();
+  });
+  Rig rig(late_without_stash());
+  {
+    Inputs in;
+    const OffloadGuard guard(rig.offloader());
+    SavesViewItReturns::apply(in.activation({4, 8}).sin(), in.leaf({6, 8}));
+  }
+  CHECK(rig.stats().pool.now_bytes == 0);
+}
+
 // Values and indices of a sort; saves the indices, which have no gradient.
 struct Sorted : Function<Sorted> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x) {

@@ -47,6 +47,13 @@ std::shared_ptr<Policy> make_policy(const Setting& setting) {
   return offload_everything();
 }
 
+// Keeps what is larger than the window, as a user must who sets one: what is larger is an error otherwise.
+std::shared_ptr<Policy> keep_over(std::uint64_t bytes, std::shared_ptr<Policy> inner) {
+  return callback(
+      [bytes](const Candidate& candidate) { return candidate.bytes > bytes ? Decision::kKeep : Decision::kOffload; },
+      std::move(inner));
+}
+
 Place random_place(Random& random, c10::Device device) {
   if (device.is_cuda()) {
     return random.one_of(std::array{Place::kPinned, Place::kPinned, Place::kPinned, Place::kPinned, Place::kPageable,
@@ -108,6 +115,9 @@ Rig::Half Rig::make(const Setting& setting, c10::Device device, const WrapTier& 
   options.policy = make_policy(setting);
   options.stash_bytes = setting.stash_bytes;
   options.window_bytes = setting.window_bytes;
+  if (setting.window_bytes) {
+    options.policy = keep_over(*setting.window_bytes, std::move(options.policy));
+  }
   options.capacity_bytes = setting.capacity_bytes;
   options.host_memory_warning = 1;
   if (setting.place == Place::kSimulated) {

@@ -10,6 +10,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "streams/fault_plan.h"
 #include "streams/pinned_tier.h"
 
 namespace ebb {
@@ -32,9 +33,9 @@ at::Tensor random_bytes(std::int64_t bytes) {
 // Work that keeps the current stream busy for some tens of milliseconds.
 void keep_busy() {
   static const auto* const factor = new at::Tensor(at::eye(4096, at::TensorOptions().device(kGpu)));  // outlives CUDA
-  at::Tensor product = *factor;
+  static auto* const product = new at::Tensor(at::empty_like(*factor));  // freeing it here may wait for the work
   for (int i = 0; i < 20; ++i) {
-    product = at::mm(product, *factor);
+    at::mm_out(*product, *factor, *factor);
   }
 }
 
@@ -125,6 +126,31 @@ TEST_CASE("a ticket that is not done leaves no CUDA error behind", "[gpu][pinned
   CHECK(cudaPeekAtLastError() == cudaSuccess);
   busy->synchronize();
   CHECK(busy->done());
+}
+
+TEST_CASE("to ask a ticket while another stream is captured gets the truth and leaves the capture alone",
+          "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  const c10::cuda::CUDAStream captured = c10::cuda::getStreamFromPool(false, 0);
+  keep_busy();
+  const Ticket busy = tier.record(tier.current_stream());
+  REQUIRE(cudaStreamBeginCapture(captured.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+  CHECK_FALSE(busy->done());
+  cudaGraph_t graph = nullptr;
+  CHECK(cudaStreamEndCapture(captured.stream(), &graph) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  busy->synchronize();
+  CHECK(busy->done());
+}
+
+TEST_CASE("after a large block was refused page-locked memory a small one still gets some", "[gpu][pinned_tier]") {
+  PinnedTier tier(config());
+  {
+    const PlannedFault fault(FaultPoint::kPinnedAllocation, 2, FaultPlan::Extent::kOnce);  // 1 maps, 2 registers
+    const std::optional<Block> large = tier.try_acquire(std::size_t{33} << 20);
+    CHECK(FaultPlan::failures(FaultPoint::kPinnedAllocation) == 1);
+  }
+  CHECK(tier.try_acquire(1 << 20));
 }
 
 TEST_CASE("host memory is page-locked only if asked, and slabs hold exact sizes", "[gpu][pinned_tier]") {

@@ -48,6 +48,13 @@ TEST_CASE("a control group with less memory than the machine is what counts, its
   CHECK(memory.available_bytes == 4 * kGiB);
 }
 
+TEST_CASE("a folder of control groups that cannot be looked into changes nothing") {
+  const std::string too_long(5000, 'x');  // refused to whoever asks, root too
+  const SystemMemory memory = within_control_group(too_long, {64 * kGiB, 60 * kGiB});
+  CHECK(memory.total_bytes == 64 * kGiB);
+  CHECK(memory.available_bytes == 60 * kGiB);
+}
+
 TEST_CASE("a control group without a limit, or with a larger one, changes nothing") {
   const Group group;
   group.write("memory.max", GENERATE(std::string("max"), std::to_string(65 * kGiB)));

@@ -1,0 +1,34 @@
+#pragma once
+
+#ifdef EBB_CHECKED
+
+#include <cstddef>
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "streams/happens_before.h"
+
+namespace ebb {
+
+// What HappensBefore is told of the memory of LibTorch's CUDA allocator, which tiers share with every tensor. Only in
+// builds for tests.
+//
+// Threads: any.
+
+// The actor of a CUDA stream: the same one for every tier.
+[[nodiscard]] HappensBefore::Actor actor_of(c10::cuda::CUDAStream stream);
+
+// From now on, memory that the allocator takes back counts as freed by the stream whose pool it goes to, and memory
+// that it returns to the system is forgotten. Later calls do nothing.
+//
+// With record_stream the allocator takes memory back when its events are done. It does not say so, so the other
+// streams' accesses are taken for unordered; ebb never calls it.
+void watch_cuda_allocator();
+
+// To be called before memory is first told of. If the allocator keeps none (PYTORCH_NO_CUDA_MEMORY_CACHING), nobody
+// says when what was there before was freed; that has waited for all work of the device, so it is forgotten.
+void forget_former_memory(const void* data, std::size_t bytes);
+
+}  // namespace ebb
+
+#endif
