@@ -24,7 +24,9 @@ namespace ebb {
 // Freeing memory counts as a write by the stream whose pool it goes back to.
 //
 // Errors: a violation names both accesses and what would have ordered them. Without a handler it is printed and the
-// process aborted: nothing that happens after a race is worth looking at.
+// process aborted: nothing that happens after a race is worth looking at. Where the environment variable
+// EBB_ORDER_UNCHECKED is set, the process's instance ignores violations: `./dev test waits --gpu` asks what the bytes
+// alone tell.
 //
 // Threads: every member may be called from any thread.
 class HappensBefore {

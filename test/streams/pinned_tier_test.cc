@@ -1,7 +1,5 @@
 #include <catch2/catch.hpp>
 
-#include <cstring>
-#include <numeric>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -12,6 +10,7 @@
 
 #include "streams/fault_plan.h"
 #include "streams/pinned_tier.h"
+#include "test/gpu/delays.h"
 
 namespace ebb {
 namespace {
@@ -28,28 +27,6 @@ PinnedTier::Config config(bool pinned = true, bool overlapped = true) {
 
 at::Tensor random_bytes(std::int64_t bytes) {
   return at::randint(0, 256, {bytes}, at::TensorOptions().device(kGpu).dtype(at::kByte));
-}
-
-// Work that keeps the current stream busy for some tens of milliseconds.
-void keep_busy() {
-  static const auto* const factor = new at::Tensor(at::eye(4096, at::TensorOptions().device(kGpu)));  // outlives CUDA
-  static auto* const product = new at::Tensor(at::empty_like(*factor));  // freeing it here may wait for the work
-  for (int i = 0; i < 20; ++i) {
-    at::mm_out(*product, *factor, *factor);
-  }
-}
-
-// Work that keeps the engine for copies out of the device busy for some tens of milliseconds.
-void clog_copies_out() {
-  constexpr std::int64_t kBytes = std::int64_t{1} << 30;
-  static const auto* const from =
-      new at::Tensor(at::zeros({kBytes}, at::TensorOptions().device(kGpu).dtype(at::kByte)));
-  static const auto* const to =
-      new at::Tensor(at::empty({kBytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)));
-  const c10::cuda::CUDAStreamGuard side(c10::cuda::getStreamFromPool(false, 0));
-  for (int i = 0; i < 2; ++i) {
-    to->copy_(*from, /*non_blocking=*/true);
-  }
 }
 
 After after(const Ticket& ticket) { return {WaitPoint::kCaller, ticket}; }
@@ -73,54 +50,9 @@ TEST_CASE("bytes come back from host memory as they left", "[gpu][pinned_tier]")
   CHECK(target.equal(source));
 }
 
-TEST_CASE("a copy out waits for the kernels before the recorded point", "[gpu][pinned_tier]") {
-  PinnedTier tier(config());
-  at::Tensor source = at::zeros({1 << 20}, at::TensorOptions().device(kGpu));
-  c10::cuda::device_synchronize();
-  keep_busy();
-  source.fill_(7);
-  std::optional<Block> block = tier.try_acquire(source.nbytes());
-  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(tier.current_stream())));
-  out->synchronize();
-  const auto* const copied = static_cast<const float*>(block->data());
-  CHECK(copied[0] == 7);
-  CHECK(copied[source.numel() - 1] == 7);
-}
-
-TEST_CASE("later kernels wait for a copy in, and the wait is counted as a stall", "[gpu][pinned_tier]") {
-  PinnedTier tier(config());
-  constexpr std::int64_t kFloats = 64 << 20;
-  at::Tensor target = at::zeros({kFloats}, at::TensorOptions().device(kGpu));
-  std::optional<Block> block = tier.try_acquire(target.nbytes());
-  REQUIRE(block);
-  std::fill_n(static_cast<float*>(block->data()), kFloats, 3.0F);
-  c10::cuda::device_synchronize();
-  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(tier.record(tier.current_stream())));
-  tier.wait(WaitPoint::kCaller, tier.current_stream(), in);
-  const at::Tensor seen = target.clone();
-  CHECK(seen.eq(3).all().item<bool>());
-  CHECK(tier.stall_stats().count == 1);
-  CHECK(tier.stall_stats().total_ms > 0);
-}
-
-TEST_CASE("a copy in waits for the copy out of the same block, however long that is held up", "[gpu][pinned_tier]") {
-  PinnedTier tier(config());
-  const at::Tensor source = random_bytes(1 << 20);
-  at::Tensor target = at::zeros_like(source);
-  std::optional<Block> block = tier.try_acquire(source.nbytes());
-  std::memset(block->data(), 0, block->size());
-  const c10::Stream stream = tier.current_stream();
-  c10::cuda::device_synchronize();
-  clog_copies_out();
-  const Ticket out = tier.copy_out(*block, source.const_data_ptr(), after(tier.record(stream)));
-  const Ticket in = tier.copy_in(target.mutable_data_ptr(), *block, after(out));
-  tier.wait(WaitPoint::kCaller, stream, in);
-  CHECK(target.equal(source));
-}
-
 TEST_CASE("a ticket that is not done leaves no CUDA error behind", "[gpu][pinned_tier]") {
   PinnedTier tier(config());
-  keep_busy();
+  test::spin();
   const Ticket busy = tier.record(tier.current_stream());
   CHECK_FALSE(busy->done());
   CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -131,8 +63,8 @@ TEST_CASE("a ticket that is not done leaves no CUDA error behind", "[gpu][pinned
 TEST_CASE("to ask a ticket while another stream is captured gets the truth and leaves the capture alone",
           "[gpu][pinned_tier]") {
   PinnedTier tier(config());
-  const c10::cuda::CUDAStream captured = c10::cuda::getStreamFromPool(false, 0);
-  keep_busy();
+  const c10::cuda::CUDAStream captured = test::other_stream();
+  test::spin();
   const Ticket busy = tier.record(tier.current_stream());
   REQUIRE(cudaStreamBeginCapture(captured.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
   CHECK_FALSE(busy->done());
