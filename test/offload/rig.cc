@@ -62,6 +62,8 @@ std::vector<Setting> all_settings() {
   return settings;
 }
 
+std::vector<Setting> some_settings() { return {late_without_stash(), disk(), all_settings()[4]}; }
+
 std::shared_ptr<SimulatedTier> make_tier(const Setting& setting) {
   if (!setting.schedule) {
     return nullptr;

@@ -34,6 +34,9 @@ struct Setting {
 // These, and others that differ in schedule, seed, sizes and policy.
 [[nodiscard]] std::vector<Setting> all_settings();
 
+// Three of those, for what takes long: late_without_stash(), disk(), and copies in random order.
+[[nodiscard]] std::vector<Setting> some_settings();
+
 // A setting's SimulatedTier; null where it asks for the real DiskTier.
 [[nodiscard]] std::shared_ptr<SimulatedTier> make_tier(const Setting& setting);
 
