@@ -65,6 +65,8 @@ HappensBefore::Clock HappensBefore::point(Actor stream) {
   const std::lock_guard lock(mutex_);
   Clock& clock = streams_.at(stream);
   merge(clock, host_);  // what the host queued on the stream before this point, it queued knowing that
+  // Copies that the host knows of say nothing more, and a stream of a GPU has seen all there ever were.
+  std::erase_if(clock, [this](const auto& entry) { return !names_.contains(entry.first); });
   ++clock[stream];
   return clock;
 }

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "policy/callback.h"
+#include "test/offload/networks.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -16,18 +17,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor network(Inputs& in) {
-  at::Tensor x = in.activation({5, 8});
-  for (int layer = 0; layer < 3; ++layer) {
-    x = at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin();
-  }
-  return x;
-}
-
 // Runs the bad program and then a good one, a few times, with one offloader.
 void expect_recovery(const Program& bad, const std::string& text, const Setting& setting) {
   INFO(setting.name);
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   const Outcome expected = plain(good);
   Rig rig(setting);
   for (int step = 0; step < 3; ++step) {
@@ -44,7 +37,7 @@ TEST_CASE_METHOD(NoLeak, "an exception in the forward pass leaves nothing behind
         [](const Run& run) -> Tensors {
           Inputs in;
           const auto guard = run.guard();
-          const at::Tensor x = network(in);
+          const at::Tensor x = three_layers(in);
           throw std::runtime_error("the user's forward failed");
         },
         "the user's forward failed", setting);
@@ -68,7 +61,7 @@ TEST_CASE_METHOD(NoLeak, "an exception in the backward pass leaves nothing behin
         [](const Run& run) {
           Inputs in;
           const auto guard = run.guard();
-          in.loss(FailsInBackward::apply(network(in)).sin().pow(2)).backward();
+          in.loss(FailsInBackward::apply(three_layers(in)).sin().pow(2)).backward();
           return in.gradients();
         },
         "the user's backward failed", setting);
@@ -91,7 +84,7 @@ TEST_CASE_METHOD(NoLeak,
         const auto guard = run.guard();
         fail = true;
         const std::shared_ptr<bool> no_longer(&fail, [](bool* flag) { *flag = false; });
-        in.loss(network(in)).backward();
+        in.loss(three_layers(in)).backward();
         return in.gradients();
       },
       "the user's policy failed", setting);
@@ -105,7 +98,7 @@ std::vector<Setting> simulated_settings() {
 
 // A failed copy of a storage that nobody asks for again need not be an error, but no gradient may come from one.
 TEST_CASE_METHOD(NoLeak, "a copy that fails is an error with its text or does not matter, whichever copy it is") {
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   const Outcome expected = plain(good);
   int errors = 0;
   for (const Setting& setting : simulated_settings()) {

@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "policy/policy.h"
+#include "test/offload/networks.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -33,20 +34,9 @@ struct UserError : std::range_error {
   UserError() : std::range_error("the user's own error, number 42") {}
 };
 
-at::Tensor network(Inputs& in) {
-  at::Tensor x = in.activation({5, 8});
-  for (int layer = 0; layer < 3; ++layer) {
-    x = at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin();
-  }
-  return x;
-}
-
-// LibTorch keeps what was ready to run when a backward pass failed until the next one on this thread.
-void forget_failed_backward() { at::ones({}).requires_grad_().mul(2).backward(); }
-
 // Expects `bad` to throw a UserError, nothing to be left, and an exact step after it; in every setting, three times.
 void expect_user_error(const std::function<void(const Run&)>& bad) {
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   const Outcome expected = plain(good);
   for (const Setting& setting : all_settings()) {
     INFO(setting.name);
@@ -72,7 +62,7 @@ TEST_CASE_METHOD(NoLeak, "what a function's forward throws arrives with its type
   expect_user_error([](const Run& run) {
     Inputs in;
     const auto guard = run.guard();
-    Fails::apply(network(in));
+    Fails::apply(three_layers(in));
   });
 }
 
@@ -80,7 +70,7 @@ TEST_CASE_METHOD(NoLeak, "what a tensor's hook throws in backward arrives with i
   expect_user_error([](const Run& run) {
     Inputs in;
     const auto guard = run.guard();
-    const at::Tensor x = network(in);
+    const at::Tensor x = three_layers(in);
     x.register_hook([](const at::Tensor& /*gradient*/) -> at::Tensor { throw UserError(); });
     in.loss(x.exp()).backward();
   });
@@ -110,7 +100,7 @@ TEST_CASE_METHOD(NoLeak, "what is thrown in a backward inside a backward arrives
   expect_user_error([=](const Run& run) {
     Inputs in;
     auto guard = run.guard();
-    const at::Tensor loss = in.loss(FailsInBackward::apply(network(in), 3).exp());
+    const at::Tensor loss = in.loss(FailsInBackward::apply(three_layers(in), 3).exp());
     if (!backward_in_guard) {
       guard.reset();
     }
@@ -131,7 +121,7 @@ TEST_CASE_METHOD(NoLeak, "what is thrown on a thread of the engine's own arrives
     forget_failed_backward();
   }
   rig.check_empty();
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   check_same(plain(good), outcome(good, Run(&rig.offloader())));
 }
 
@@ -140,8 +130,8 @@ TEST_CASE_METHOD(NoLeak,
   expect_user_error([](const Run& run) {
     Inputs in;
     auto guard = run.guard();
-    const at::Tensor bad = in.loss(FailsInBackward::apply(network(in), 0));
-    const at::Tensor good = in.loss(network(in));
+    const at::Tensor bad = in.loss(FailsInBackward::apply(three_layers(in), 0));
+    const at::Tensor good = in.loss(three_layers(in));
     guard.reset();
     std::exception_ptr thrown;
     std::thread([&] {
@@ -163,7 +153,7 @@ TEST_CASE_METHOD(NoLeak, "after an error in the backward of a retained graph, th
   const Program program = [&](const Run& run) {
     Inputs in;
     auto guard = run.guard();
-    const at::Tensor x = network(in);
+    const at::Tensor x = three_layers(in);
     x.register_hook([&](const at::Tensor& gradient) {
       if (fail) {
         throw UserError();
@@ -203,7 +193,7 @@ class Throwing final : public Policy {
 
 TEST_CASE_METHOD(NoLeak,
                  "what a policy throws arrives with its type, whichever storage it is asked about, or at the begin") {
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   const Outcome expected = plain(good);
   const auto policy = std::make_shared<Throwing>();
   Setting setting = late_without_stash();
@@ -215,7 +205,7 @@ TEST_CASE_METHOD(NoLeak,
     {
       Inputs in;
       const OffloadGuard guard(rig.offloader());
-      CHECK_THROWS_AS(network(in), UserError);
+      CHECK_THROWS_AS(three_layers(in), UserError);
     }
     rig.check_empty();
     policy->at_begin = false;
@@ -247,7 +237,7 @@ TEST_CASE_METHOD(NoLeak, "what a policy throws about a save of a double backward
 }
 
 TEST_CASE_METHOD(NoLeak, "threads of which some fail in forward and some in backward leave the others exact") {
-  const Program good = train(network, true);
+  const Program good = train(three_layers, true);
   const Outcome expected = plain(good);
   Rig rig(late_without_stash());
   std::vector<std::thread> threads;
@@ -257,7 +247,7 @@ TEST_CASE_METHOD(NoLeak, "threads of which some fail in forward and some in back
       const Program bad = [&](const Run& run) -> Tensors {
         Inputs in;
         const auto guard = run.guard();
-        const at::Tensor x = FailsInBackward::apply(network(in), 0);
+        const at::Tensor x = FailsInBackward::apply(three_layers(in), 0);
         if (i % 3 == 1) {
           throw UserError();
         }

@@ -3,8 +3,6 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <thread>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -17,6 +15,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/everything.h"
+#include "test/offload/on_threads.h"
 
 namespace ebb {
 namespace {
@@ -49,6 +48,13 @@ at::Tensor forward(const at::Tensor& input) {
 at::Tensor plain_gradient(c10::Device device) {
   const at::Tensor x = leaf(device);
   return grad({forward(x)}, {x})[0];
+}
+
+// What the program makes of `x` under the offloader's guard.
+template <typename Program>
+at::Tensor guarded(Offloader& offloader, const Program& program, const at::Tensor& x) {
+  const OffloadGuard guard(offloader);
+  return program(x);
 }
 
 void check_nothing_held(const Offloader& offloader) {
@@ -89,8 +95,7 @@ TEST_CASE("a graph whose parts were made on two streams is exact", "[gpu]") {
   at::Tensor losses[2];
   for (const int i : {0, 1}) {
     const c10::cuda::CUDAStreamGuard on_stream(i == 0 ? first : second);
-    const OffloadGuard guard(offloader);
-    losses[i] = forward(x);
+    losses[i] = guarded(offloader, forward, x);
   }
   c10::cuda::device_synchronize();
   CHECK(grad({losses[0]}, {x})[0].equal(expected));
@@ -106,11 +111,7 @@ TEST_CASE("nodes of the CPU and of a GPU in one graph are exact in either one's 
   const at::Tensor expected = grad({mixed(x)}, {x})[0];
   for (const c10::Device device : {gpu(), c10::Device(c10::kCPU)}) {
     Offloader offloader(everything_on(device));
-    at::Tensor loss;
-    {
-      const OffloadGuard guard(offloader);
-      loss = mixed(x);
-    }
+    const at::Tensor loss = guarded(offloader, mixed, x);
     CHECK(offloader.stats().kept_for(Kept::kOtherDevice).tensors > 0);
     CHECK(offloader.stats().offloaded.tensors > 0);
     CHECK(grad({loss}, {x})[0].equal(expected));
@@ -141,11 +142,7 @@ TEST_CASE("ten passes over a retained graph on a GPU are the same to the bit and
   const at::Tensor expected = plain_gradient(gpu());
   Offloader offloader(everything_on(gpu()));
   const at::Tensor x = leaf(gpu());
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(offloader);
-    loss = forward(x);
-  }
+  const at::Tensor loss = guarded(offloader, forward, x);
   for (int pass = 0; pass < 10; ++pass) {
     CHECK(grad({loss}, {x}, {}, /*retain_graph=*/true)[0].equal(expected));
     CHECK(offloader.stats().saved_on_device.now_bytes == 0);
@@ -172,18 +169,9 @@ TEST_CASE("four threads that go backward at once through one retained graph on a
   const at::Tensor expected = plain_gradient(gpu());
   Offloader offloader(everything_on(gpu()));
   const at::Tensor x = leaf(gpu());
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(offloader);
-    loss = forward(x);
-  }
+  const at::Tensor loss = guarded(offloader, forward, x);
   std::array<at::Tensor, 4> found;
-  {
-    std::vector<std::jthread> threads;
-    for (at::Tensor& gradient : found) {
-      threads.emplace_back([&] { gradient = grad({loss}, {x}, {}, /*retain_graph=*/true)[0]; });
-    }
-  }
+  on_threads(found.size(), [&](std::size_t i) { found[i] = grad({loss}, {x}, {}, /*retain_graph=*/true)[0]; });
   for (const at::Tensor& gradient : found) {
     CHECK(gradient.equal(expected));
   }
@@ -193,11 +181,7 @@ TEST_CASE("backward on another stream than forward's is exact", "[gpu]") {
   const at::Tensor expected = plain_gradient(gpu());
   Offloader offloader(everything_on(gpu()));
   const at::Tensor x = leaf(gpu());
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(offloader);
-    loss = forward(x);
-  }
+  const at::Tensor loss = guarded(offloader, forward, x);
   c10::cuda::device_synchronize();
   const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
   at::Tensor gradient;
@@ -220,10 +204,7 @@ TEST_CASE("the second derivative on a GPU is exact, its saves made on the device
   Offloader offloader(everything_on(gpu()));
   CHECK(program(&offloader).equal(expected));
   Offloader forward_only(everything_on(gpu()));
-  {
-    const OffloadGuard guard(forward_only);
-    static_cast<void>(forward(leaf(gpu())));
-  }
+  static_cast<void>(guarded(forward_only, forward, leaf(gpu())));
   CHECK(offloader.stats().saved.tensors > forward_only.stats().saved.tensors);
 }
 
@@ -232,11 +213,7 @@ TEST_CASE("a current device that is not the tensors' changes nothing, in forward
   Offloader offloader(everything_on(gpu()));
   const at::Tensor x = leaf(gpu());
   const c10::cuda::CUDAGuard elsewhere(1);
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(offloader);
-    loss = forward(x);
-  }
+  const at::Tensor loss = guarded(offloader, forward, x);
   CHECK(offloader.stats().offloaded.tensors > 0);
   CHECK(grad({loss}, {x})[0].equal(expected));
   CHECK(c10::cuda::current_device() == 1);
@@ -249,11 +226,7 @@ TEST_CASE("a graph over two GPUs is exact: one offloader moves its device's part
   const at::Tensor expected = grad({program(x)}, {x})[0];
   for (const c10::DeviceIndex index : {0, 1}) {
     Offloader offloader(everything_on(gpu(index)));
-    at::Tensor loss;
-    {
-      const OffloadGuard guard(offloader);
-      loss = program(x);
-    }
+    const at::Tensor loss = guarded(offloader, program, x);
     CHECK(offloader.stats().offloaded.tensors > 0);
     CHECK(offloader.stats().kept_for(Kept::kOtherDevice).tensors > 0);
     CHECK(grad({loss}, {x})[0].equal(expected));

@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <functional>
-#include <thread>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -14,6 +13,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/minimum_size.h"
+#include "test/offload/on_threads.h"
 
 namespace ebb {
 namespace {
@@ -210,17 +210,12 @@ TEST_CASE("several threads share one offloader on a GPU and each gets its own gr
   options.stash_bytes = 4 << 20;
   Offloader offloader(options);
   std::vector<std::vector<at::Tensor>> actual(kThreads);
-  {
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&, i] {
-        for (int step = 0; step < 5; ++step) {
-          const OffloadGuard guard(offloader);
-          actual[i] = chain(weights, inputs[i]);
-        }
-      });
+  on_threads(kThreads, [&](std::size_t i) {
+    for (int step = 0; step < 5; ++step) {
+      const OffloadGuard guard(offloader);
+      actual[i] = chain(weights, inputs[i]);
     }
-  }
+  });
   for (int i = 0; i < kThreads; ++i) {
     expect_equal(actual[i], expected[i]);
   }

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "test/offload/networks.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -17,19 +18,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::grad;
 
-at::Tensor network(Inputs& in) {
-  at::Tensor x = in.activation({5, 8});
-  for (int layer = 0; layer < 3; ++layer) {
-    x = at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin();
-  }
-  return x;
-}
-
 TEST_CASE_METHOD(NoLeak, "backward through a retained graph three times gives the same sums of gradients") {
   expect_parity([](const Run& run) {
     Inputs in;
     auto guard = run.guard();
-    const at::Tensor loss = in.loss(network(in));
+    const at::Tensor loss = in.loss(three_layers(in));
     guard.reset();
     Tensors results;
     for (int pass = 0; pass < 3; ++pass) {
@@ -106,7 +99,7 @@ TEST_CASE_METHOD(NoLeak, "a branch that has no backward leaves nothing behind an
   expect_parity([](const Run& run) {
     Inputs in;
     const auto guard = run.guard();
-    const at::Tensor trunk = network(in);
+    const at::Tensor trunk = three_layers(in);
     { const at::Tensor dropped = in.loss(trunk.exp().pow(2)); }
     const at::Tensor unused = trunk.sin().pow(3);
     in.loss(trunk.pow(2)).backward();
@@ -122,7 +115,7 @@ TEST_CASE_METHOD(NoLeak, "several graphs alive at once go backward in any order"
     Tensors losses;
     auto guard = run.guard();
     for (Inputs& each : in) {
-      losses.push_back(each.loss(network(each)));
+      losses.push_back(each.loss(three_layers(each)));
       if (guard_for_each) {
         guard.reset();
         guard = run.guard();
@@ -145,7 +138,7 @@ TEST_CASE_METHOD(NoLeak, "graphs that are built while others go backward keep th
     Tensors losses;
     const auto guard = run.guard();
     for (std::size_t i = 0; i < in.size(); ++i) {
-      losses.push_back(in[i].loss(network(in[i])));
+      losses.push_back(in[i].loss(three_layers(in[i])));
       if (i > 0) {
         losses[i - 1].backward();
       }

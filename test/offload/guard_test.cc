@@ -6,14 +6,11 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
+#include "test/offload/networks.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
 namespace {
-
-at::Tensor layer(Inputs& in, const at::Tensor& x) { return at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin(); }
-
-at::Tensor network(Inputs& in) { return layer(in, layer(in, in.activation({5, 8}))); }
 
 // A loss whose graph has exactly one save, of `floats` floats.
 at::Tensor one_save(Inputs& in, std::int64_t floats) { return in.activation({floats}).pow(2).sum(); }
@@ -24,7 +21,7 @@ TEST_CASE_METHOD(NoLeak, "several steps under one guard are as exact as one guar
     const auto guard = run.guard();
     for (int step = 0; step < 4; ++step) {
       Inputs in;
-      in.loss(network(in)).backward();
+      in.loss(two_layers(in)).backward();
       for (const at::Tensor& gradient : in.gradients()) {
         results.push_back(gradient);
       }
@@ -119,7 +116,7 @@ TEST_CASE_METHOD(NoLeak, "a NoOpGuard around a part of the graph keeps its gradi
   expect_parity([](const Run& run) {
     Inputs in;
     const auto guard = run.guard();
-    at::Tensor x = network(in);
+    at::Tensor x = two_layers(in);
     const auto head = run.no_op();
     in.loss(layer(in, x)).backward();
     return in.gradients();
@@ -153,22 +150,16 @@ TEST_CASE_METHOD(NoLeak, "the guards of a disabled offloader do nothing") {
 
 TEST_CASE_METHOD(NoLeak, "an offloader may end before backward, under its guard too") {
   const bool guard_outlives = GENERATE(false, true);
-  const Outcome expected = plain(train(network, false));
+  const Outcome expected = plain(train(two_layers, false));
   for (const Setting& setting : all_settings()) {
     INFO(setting.name);
-    std::shared_ptr<SimulatedTier> tier;
-    std::unique_ptr<Offloader> offloader;
-    if (setting.schedule) {
-      tier = std::make_shared<SimulatedTier>(*setting.schedule, setting.seed, setting.options.capacity_bytes, false);
-      offloader = std::make_unique<Offloader>(setting.options, tier);
-    } else {
-      offloader = std::make_unique<Offloader>(setting.options);
-    }
+    const std::shared_ptr<SimulatedTier> tier = make_tier(setting);
+    std::unique_ptr<Offloader> offloader = make_offloader(setting, tier);
     Inputs in;
     Tensors results;
     {
       auto guard = std::make_unique<OffloadGuard>(*offloader);
-      at::Tensor out = network(in);
+      at::Tensor out = two_layers(in);
       results.push_back(out.detach().clone());
       const at::Tensor loss = in.loss(out);
       out.reset();

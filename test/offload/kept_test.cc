@@ -16,18 +16,6 @@ namespace {
 
 constexpr std::uint64_t kFloat = sizeof(float);
 
-// Runs the forward under the guard and a backward, and returns what was counted.
-Stats counted(Rig& rig, const Forward& forward) {
-  Inputs in;
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(rig.offloader());
-    loss = forward(in).sum();
-  }
-  loss.backward();
-  return rig.stats();
-}
-
 void check_kept(const Stats& stats, Kept reason, std::uint64_t tensors, std::uint64_t bytes) {
   INFO(to_string(reason));
   CHECK(stats.kept_for(reason).tensors == tensors);

@@ -17,10 +17,6 @@ namespace {
 
 constexpr std::size_t kBytes = test::OrderingWorld::kBytes;
 
-std::shared_ptr<SimulatedTier> late_tier() {
-  return std::make_shared<SimulatedTier>(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
-}
-
 Options everything() {
   Options options;
   options.policy = offload_everything();
@@ -31,7 +27,7 @@ Options everything() {
 }  // namespace
 
 TEST_CASE_METHOD(NoLeak, "nothing of an offloader outlives its graphs, also after a double backward") {
-  const auto tier = late_tier();
+  const auto tier = make_tier(late());
   {
     Offloader offloader(everything(), tier);
     Inputs in;
@@ -44,7 +40,7 @@ TEST_CASE_METHOD(NoLeak, "nothing of an offloader outlives its graphs, also afte
 }
 
 TEST_CASE_METHOD(NoLeak, "a dropped graph gives the stash's memory back as soon as the copies are done") {
-  const auto tier = late_tier();
+  const auto tier = make_tier(late());
   Offloader offloader(everything(), tier);
   {
     Inputs in;
@@ -60,7 +56,7 @@ TEST_CASE_METHOD(NoLeak, "a dropped graph gives the stash's memory back as soon 
 TEST_CASE_METHOD(NoLeak, "steps are counted in one guard around a loop, also where everything is kept") {
   Options options = everything();
   options.policy = biggest_fraction(0.5, minimum_size(std::uint64_t{1} << 30));
-  Offloader offloader(options, late_tier());
+  Offloader offloader(options, make_tier(late()));
   const OffloadGuard guard(offloader);
   for (int step = 0; step < 3; ++step) {
     Inputs in;
@@ -70,7 +66,7 @@ TEST_CASE_METHOD(NoLeak, "steps are counted in one guard around a loop, also whe
 }
 
 TEST_CASE_METHOD(NoLeak, "a tensor of zeros without memory passes through") {
-  Offloader offloader(everything(), late_tier());
+  Offloader offloader(everything(), make_tier(late()));
   Inputs in;
   const OffloadGuard guard(offloader);
   const at::Tensor x = in.leaf({4, 4});
@@ -80,7 +76,7 @@ TEST_CASE_METHOD(NoLeak, "a tensor of zeros without memory passes through") {
 }
 
 TEST_CASE("after a copy in that failed, any of the storage's saves may ask again") {
-  const auto failing = std::make_shared<SimulatedTier>(Schedule::kLate, 0, std::nullopt, false);
+  const auto failing = make_tier(late());
   const auto core = [&] {
     Options options = everything();
     options.device = failing->device();

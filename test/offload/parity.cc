@@ -14,8 +14,6 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
 #include "streams/simulated_device_allocator.h"
 
 namespace ebb {
@@ -32,15 +30,6 @@ SimulatedDeviceAllocator& device_memory() {
 }
 
 [[maybe_unused]] const SimulatedDeviceAllocator& installed = device_memory();
-
-Setting simulated(std::string name, Schedule schedule, std::uint64_t seed = 0) {
-  Setting setting;
-  setting.name = std::move(name);
-  setting.options.policy = offload_everything();
-  setting.schedule = schedule;
-  setting.seed = seed;
-  return setting;
-}
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) {
@@ -65,10 +54,6 @@ void check_finite(const Outcome& outcome) {
   }
 }
 
-// After an error, autograd's queue of this thread still holds the nodes that were ready to run. The next backward drops
-// them.
-void forget_failed_backward() { at::ones({}).requires_grad_().mul(2).backward(); }
-
 void run_twice(const Program& program, const Outcome& expected, Rig& rig) {
   for (int pass = 0; pass < 2; ++pass) {  // the second one knows the sizes and the order
     INFO("pass " << pass);
@@ -79,83 +64,7 @@ void run_twice(const Program& program, const Outcome& expected, Rig& rig) {
 
 }  // namespace
 
-Setting late() { return simulated("late", Schedule::kLate); }
-
-Setting late_without_stash() {
-  Setting setting = simulated("late, no stash", Schedule::kLate);
-  setting.options.stash_bytes = 1;
-  return setting;
-}
-
-Setting disk() {
-  Setting setting;
-  setting.name = "disk";
-  setting.options.policy = offload_everything();
-  setting.options.device = c10::Device(c10::kCPU);
-  setting.options.stash_bytes = 1;
-  return setting;
-}
-
-std::vector<Setting> all_settings() {
-  std::vector<Setting> settings{late(), late_without_stash(), disk(), simulated("early", Schedule::kEarly)};
-  for (const std::uint64_t seed : {1, 2, 3}) {
-    settings.push_back(simulated("random " + std::to_string(seed), Schedule::kRandom, seed));
-  }
-  settings.push_back(simulated("early, no stash, tiny window", Schedule::kEarly));
-  settings.back().options.stash_bytes = 1;
-  settings.back().options.window_bytes = 64 << 10;
-  settings.push_back(simulated("late, little room", Schedule::kLate));
-  settings.back().options.capacity_bytes = 4 << 10;
-  settings.push_back(simulated("random, 64 bytes or more", Schedule::kRandom, 4));
-  settings.back().options.policy = minimum_size(64);
-  settings.push_back(disk());
-  settings.back().name = "disk by threads, with a stash";
-  settings.back().options.disk_io = DiskIo::kThreads;
-  settings.back().options.stash_bytes.reset();
-  return settings;
-}
-
-Rig::Rig(const Setting& setting) {
-  if (setting.schedule) {
-    simulated_ = std::make_shared<SimulatedTier>(*setting.schedule, setting.seed, setting.options.capacity_bytes,
-                                                 /*deferred_compute=*/false);
-    offloader_ = std::make_unique<Offloader>(setting.options, simulated_);
-  } else {
-    offloader_ = std::make_unique<Offloader>(setting.options);
-  }
-}
-
-Rig::~Rig() {
-  check_empty();
-  if (simulated_ != nullptr) {
-    CHECK(simulated_->device_bytes().now == 0);
-  }
-}
-
-void Rig::check_empty() {
-  const auto drain = [this] {
-    try {
-      offloader_->drain();
-    } catch (const std::exception&) {  // a copy that was made to fail
-      offloader_->drain();
-    }
-    return offloader_->stats();
-  };
-  Stats stats = drain();
-  const auto empty = [&stats] {
-    return stats.pool.now_bytes + stats.stash.now_bytes + stats.window.now_bytes + stats.saved_on_device.now_bytes == 0;
-  };
-  // A thread of LibTorch's own may let go of a graph only after backward has returned or thrown; see ~NoLeak.
-  constexpr int kMostTurns = 200'000;
-  for (int turn = 0; turn < kMostTurns && !empty(); ++turn) {
-    std::this_thread::yield();
-    stats = drain();
-  }
-  CHECK(stats.pool.now_bytes == 0);
-  CHECK(stats.stash.now_bytes == 0);
-  CHECK(stats.window.now_bytes == 0);
-  CHECK(stats.saved_on_device.now_bytes == 0);
-}
+void forget_failed_backward() { at::ones({}).requires_grad_().mul(2).backward(); }
 
 Outcome outcome(const Program& program, const Run& run) {
   Outcome outcome;
@@ -261,6 +170,17 @@ void expect_gradient_parity(const Forward& forward) {
   (void)outcome(train(forward, false), Run(&rig.offloader()));
   CHECK(rig.stats().offloaded.tensors > 0);
   CHECK(rig.stats().fetched.tensors == rig.stats().offloaded.tensors);
+}
+
+Stats counted(Rig& rig, const Forward& forward) {
+  Inputs in;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    loss = forward(in).sum();
+  }
+  loss.backward();
+  return rig.stats();
 }
 
 NoLeak::NoLeak() : bytes_before_(device_memory().bytes().now) {}

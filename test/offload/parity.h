@@ -1,10 +1,8 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +11,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "offload/options.h"
-#include "offload/stats.h"
-#include "streams/simulated_tier.h"
+#include "test/offload/rig.h"
 
 namespace ebb {
 
@@ -25,46 +21,6 @@ namespace ebb {
 // does not hold for as long as a copy needs it turns into NaN at once.
 
 using Tensors = std::vector<at::Tensor>;
-
-// An offloader to test with.
-struct Setting {
-  std::string name;
-  Options options;
-  std::optional<Schedule> schedule;  // of a SimulatedTier; nullopt: the real DiskTier
-  std::uint64_t seed = 0;
-};
-
-// Everything moves, through a tier whose copies run as late as the waits allow.
-[[nodiscard]] Setting late();
-
-// As late(), and no source outlives its save in the stash: backward has to copy in.
-[[nodiscard]] Setting late_without_stash();
-
-// As late_without_stash(), on the real DiskTier.
-[[nodiscard]] Setting disk();
-
-// These, and others that differ in schedule, seed, sizes and policy.
-[[nodiscard]] std::vector<Setting> all_settings();
-
-// An offloader made by a setting. At its end it checks that ebb holds nothing any more, on the device or in the tier.
-class Rig {
- public:
-  explicit Rig(const Setting& setting);
-  ~Rig();
-  Rig(const Rig&) = delete;
-  Rig& operator=(const Rig&) = delete;
-
-  [[nodiscard]] Offloader& offloader() { return *offloader_; }
-  [[nodiscard]] SimulatedTier& tier() { return *simulated_; }
-  [[nodiscard]] Stats stats() const { return offloader_->stats(); }
-
-  // With all graphs gone: every gauge is at zero once the copies under way are done.
-  void check_empty();
-
- private:
-  std::shared_ptr<SimulatedTier> simulated_;
-  std::unique_ptr<Offloader> offloader_;
-};
 
 // How a program runs: with an offloader, or plain. Then its guards are null.
 class Run {
@@ -92,6 +48,10 @@ struct Outcome {
 
 [[nodiscard]] Outcome outcome(const Program& program, const Run& run);
 [[nodiscard]] inline Outcome plain(const Program& program) { return outcome(program, Run(nullptr)); }
+
+// After an error, autograd's queue of this thread still holds the nodes that were ready to run, until the next backward
+// drops them. This is one; outcome() runs it.
+void forget_failed_backward();
 
 // Same error; same bits, dtypes, sizes and strides.
 void check_same(const Outcome& expected, const Outcome& found);
@@ -141,6 +101,10 @@ using Forward = std::function<at::Tensor(Inputs&)>;
 
 // Expects parity of `train` in both ways, and that activations really moved away and back.
 void expect_gradient_parity(const Forward& forward);
+
+// Runs a forward under the guard and a backward of its sum after it, and returns what the rig has counted since it was
+// made or reset.
+[[nodiscard]] Stats counted(Rig& rig, const Forward& forward);
 
 // Checks that a test leaves no tensor behind, as a graph that owns itself would.
 class NoLeak {

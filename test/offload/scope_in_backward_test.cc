@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "test/offload/networks.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -20,24 +21,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::grad;
 using torch::autograd::variable_list;
-
-at::Tensor network(Inputs& in) {
-  at::Tensor x = in.activation({5, 8});
-  for (int layer = 0; layer < 3; ++layer) {
-    x = at::linear(x, in.leaf({8, 8})).sigmoid() * x.sin();
-  }
-  return x;
-}
-
-// How many of the saves made here go to the rig's offloader: one, or none.
-std::uint64_t seen_by(const Rig& rig) {
-  const at::AutoGradMode with_grad(true);
-  const std::uint64_t before = rig.stats().saved.tensors;
-  (at::rand({4}).requires_grad_() * 2).pow(2);
-  return rig.stats().saved.tensors - before;
-}
-
-std::unique_ptr<OffloadGuard> guard_on(Rig& rig) { return std::make_unique<OffloadGuard>(rig.offloader()); }
 
 // Calls `hook` while the backward pass over x.sin() runs, between two nodes that unpack.
 at::Tensor with_hook(const at::Tensor& x, std::function<void()> hook) {
@@ -83,7 +66,7 @@ TEST_CASE_METHOD(NoLeak, "gradients are exact when the guard ends in a hook in t
   expect_parity([](const Run& run) {
     Inputs in;
     auto guard = run.guard();
-    at::Tensor out = with_hook(network(in), [&] { guard.reset(); });
+    at::Tensor out = with_hook(three_layers(in), [&] { guard.reset(); });
     in.loss(out.pow(2)).backward();
     return in.gradients();
   });
@@ -94,7 +77,7 @@ TEST_CASE_METHOD(NoLeak, "gradients are exact when the offloader ends in a hook 
   const auto program = [&](std::unique_ptr<Offloader> offloader) {
     Inputs in;
     auto guard = offloader == nullptr ? nullptr : std::make_unique<OffloadGuard>(*offloader);
-    at::Tensor out = with_hook(network(in), [&] {
+    at::Tensor out = with_hook(three_layers(in), [&] {
       if (guard_too) {
         guard.reset();
       }
@@ -106,14 +89,8 @@ TEST_CASE_METHOD(NoLeak, "gradients are exact when the offloader ends in a hook 
   const Tensors expected = program(nullptr);
   for (const Setting& setting : all_settings()) {
     INFO(setting.name);
-    std::shared_ptr<SimulatedTier> tier;
-    std::unique_ptr<Offloader> offloader;
-    if (setting.schedule) {
-      tier = std::make_shared<SimulatedTier>(*setting.schedule, setting.seed, setting.options.capacity_bytes, false);
-      offloader = std::make_unique<Offloader>(setting.options, tier);
-    } else {
-      offloader = std::make_unique<Offloader>(setting.options);
-    }
+    const std::shared_ptr<SimulatedTier> tier = make_tier(setting);
+    std::unique_ptr<Offloader> offloader = make_offloader(setting, tier);
     check_same({expected, ""}, {program(std::move(offloader)), ""});
     if (tier != nullptr) {
       CHECK(tier.use_count() == 1);

@@ -9,23 +9,12 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ThreadLocalState.h>
-#include <ATen/core/grad_mode.h>
 #include <catch2/catch.hpp>
 
 #include "test/offload/parity.h"
 
 namespace ebb {
 namespace {
-
-// How many of the saves made here go to the rig's offloader: one, or none.
-std::uint64_t seen_by(const Rig& rig) {
-  const at::AutoGradMode with_grad(true);
-  const std::uint64_t before = rig.stats().saved.tensors;
-  (at::rand({4}).requires_grad_() * 2).pow(2);
-  return rig.stats().saved.tensors - before;
-}
-
-std::unique_ptr<OffloadGuard> guard_on(Rig& rig) { return std::make_unique<OffloadGuard>(rig.offloader()); }
 
 TEST_CASE_METHOD(NoLeak, "of two guards of which the outer one ends first, the inner one stays in force") {
   Rig outer(late());
@@ -138,8 +127,8 @@ TEST_CASE_METHOD(NoLeak, "in a captured state, a guard that has ended uncovers t
 }
 
 TEST_CASE_METHOD(NoLeak, "a captured state keeps nothing of an offloader whose guards have ended") {
-  const auto tier = std::make_shared<SimulatedTier>(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
-  auto offloader = std::make_unique<Offloader>(late().options, tier);
+  const auto tier = make_tier(late());
+  auto offloader = make_offloader(late(), tier);
   auto guard = std::make_unique<OffloadGuard>(*offloader);
   (at::rand({4}).requires_grad_() * 2).pow(2);
   const at::ThreadLocalState captured;

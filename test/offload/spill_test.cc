@@ -33,17 +33,6 @@ at::Tensor forward(Inputs& in) {
   return x;
 }
 
-Stats stats_of_a_step(Rig& rig) {
-  Inputs in;
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(rig.offloader());
-    loss = forward(in).sum();
-  }
-  loss.backward();
-  return rig.stats();
-}
-
 // No file of this process grows over `bytes` while this lives.
 class FileSizeLimit {
  public:
@@ -74,7 +63,7 @@ TEST_CASE_METHOD(NoLeak, "saves that a spill file has no room for stay, are coun
     found = outcome(program, Run(&rig.offloader()));
     rig.check_empty();
     rig.offloader().reset_stats();
-    stats = stats_of_a_step(rig);
+    stats = counted(rig, forward);
   }
   check_same(expected, found);
   CHECK(stats.offloaded.tensors == fitting);
@@ -92,7 +81,7 @@ TEST_CASE_METHOD(NoLeak, "a disk that is full from some moment on keeps what it 
   const PlannedFault full(FaultPoint::kFallocate, nth, FaultPlan::Extent::kFromThenOn);
   check_same(expected, outcome(program, Run(&rig.offloader())));
   rig.offloader().reset_stats();
-  const Stats stats = stats_of_a_step(rig);
+  const Stats stats = counted(rig, forward);
   const std::uint64_t kept = nth == 1 ? kStorages : 0;  // the first slab has room for all of them
   CHECK(stats.kept_for(Kept::kNoRoom).tensors == kept);
   CHECK(stats.offloaded.tensors == kStorages - kept);

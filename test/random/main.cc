@@ -4,19 +4,14 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <exception>
 #include <iostream>
 #include <optional>
 #include <string>
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
-#include <c10/core/CPUAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
+#include <c10/core/Device.h>
 
-#include "streams/simulated_device_allocator.h"
+#include "test/machine.h"
 #include "test/random/check.h"
 #include "test/random/crash_note.h"
 #include "test/random/generator.h"
@@ -45,27 +40,10 @@ std::optional<int> parse(int argc, char** argv, Flags& flags) {
   app.add_option("--first", flags.first, "The first graph's number")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  add_device_flag(app, flags.device);
   app.add_option("--seconds", flags.seconds, "Start no graph after this time")->check(CLI::PositiveNumber);
   app.add_flag("--print", flags.print, "Print each program before it runs");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  return std::nullopt;
-}
-
-void prepare(const c10::Device& device) {
-  at::set_num_threads(1);  // tensors are small, and the programs have threads of their own
-  if (device.is_cuda()) {
-    TORCH_CHECK(c10::cuda::device_count() > 0, "--device cuda: this machine has no GPU that can be used");
-    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // or matrix products differ from run to run
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  } else {
-    // Freed memory turns into NaN. Never destroyed: tensors of static lifetime may outlive it.
-    c10::SetCPUAllocator(new SimulatedDeviceAllocator, /*priority=*/255);
-  }
+  return ebb::parse(app, argc, argv);
 }
 
 class Run {
@@ -138,22 +116,12 @@ int parse_and_run(int argc, char** argv) {
   if (const std::optional<int> status = parse(argc, argv, flags)) {
     return *status;
   }
-  const c10::Device device = flags.device == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
-  prepare(device);
-  return Run(flags, device).all();
+  return Run(flags, prepare_device(flags.device)).all();
 }
 
 }  // namespace
 }  // namespace ebb::graphs
 
 int main(int argc, char** argv) {
-  try {
-    return ebb::graphs::parse_and_run(argc, argv);
-  } catch (const c10::Error& error) {
-    std::cerr << "random: error: " << error.what_without_backtrace() << "\n";
-    return 2;
-  } catch (const std::exception& error) {
-    std::cerr << "random: error: " << error.what() << "\n";
-    return 2;
-  }
+  return ebb::status_of("random", [&] { return ebb::graphs::parse_and_run(argc, argv); });
 }

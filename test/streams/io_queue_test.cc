@@ -40,15 +40,6 @@ std::vector<std::byte> read_back(IoQueue& queue, std::uint64_t offset, std::size
   return content;
 }
 
-std::string error_of(const Ticket& ticket) {
-  try {
-    ticket->synchronize();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 struct Disk {
   explicit Disk(IoEngine engine, std::size_t bytes) {
     REQUIRE(file.grow(bytes).has_value());

@@ -20,15 +20,6 @@
 namespace ebb {
 namespace {
 
-std::string error_of(const Ticket& ticket) {
-  try {
-    ticket->synchronize();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST_CASE("a slot goes on after a short or interrupted transfer and ends at an error") {
   const SpillFile file("/var/tmp");
   const AlignedMemory memory = allocate_pages(4 * kPageBytes);

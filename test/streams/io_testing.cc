@@ -1,5 +1,6 @@
 #include "test/streams/io_testing.h"
 
+#include <exception>
 #include <random>
 
 #include <catch2/catch.hpp>
@@ -16,6 +17,15 @@ IoEngine each_engine() {
     engines.push_back(IoEngine::kUring);
   }
   return GENERATE_COPY(from_range(engines));
+}
+
+std::string error_of(const Ticket& ticket) {
+  try {
+    ticket->synchronize();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 std::vector<std::byte> random_bytes(std::size_t count, unsigned seed) {

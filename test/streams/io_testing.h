@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "streams/io_queue.h"
+#include "streams/ticket.h"
 
 namespace ebb {
 
@@ -15,6 +17,9 @@ inline constexpr std::chrono::milliseconds kLongEnough{50};
 
 // The engines that this machine lets us use: the test case runs once for each. Says so where io_uring is left out.
 IoEngine each_engine();
+
+// What the ticket's job failed with; "no error" if it did not.
+std::string error_of(const Ticket& ticket);
 
 std::vector<std::byte> random_bytes(std::size_t count, unsigned seed);
 

@@ -181,7 +181,7 @@ TEST_CASE("a spill file that is cut, also within a page, or filled up with zeros
   CHECK(victim.read_all() == std::vector<Found>(victim.blocks().size(), Found::kIntact));
 }
 
-std::string error_of(const Ticket& ticket) {
+std::string corruption_of(const Ticket& ticket) {
   try {
     ticket->synchronize();
   } catch (const SpillCorrupted& error) {
@@ -210,9 +210,9 @@ TEST_CASE("a damaged chunk of a large block is named with its bytes and its offs
   on_disk[4] ^= std::byte{0x10};
   REQUIRE(::pwrite(file.fd(), on_disk.get(), kPageBytes, offset) == static_cast<ssize_t>(kPageBytes));
   const Ticket ticket = queue->submit({IoKind::kRead, 0, back.data(), kBytes, {}});
-  CHECK(error_of(ticket) ==
+  CHECK(corruption_of(ticket) ==
         std::string(named) + " the spill file in /var/tmp: they are not the bytes that were written");
-  CHECK(error_of(ticket) == error_of(ticket));
+  CHECK(corruption_of(ticket) == corruption_of(ticket));
 }
 
 TEST_CASE("a write that the disk lost is detected: the earlier bytes of the same block are not taken for the later") {
@@ -227,7 +227,7 @@ TEST_CASE("a write that the disk lost is detected: the earlier bytes of the same
   std::memcpy(lost.get(), early.data(), kMiB);
   REQUIRE(::pwrite(file.fd(), lost.get(), kMiB, 0) == static_cast<ssize_t>(kMiB));
   std::vector<std::byte> back(kMiB);
-  CHECK_THAT(error_of(queue->submit({IoKind::kRead, 0, back.data(), kMiB, {}})),
+  CHECK_THAT(corruption_of(queue->submit({IoKind::kRead, 0, back.data(), kMiB, {}})),
              Catch::Contains("not the bytes that were written"));
 }
 
@@ -243,7 +243,7 @@ TEST_CASE("what was never written, or not as one piece, cannot be read") {
   for (const auto& [offset, bytes] : std::vector<std::pair<std::uint64_t, std::size_t>>{
            {0, kPageBytes}, {kPageBytes, kPageBytes}, {2 * kPageBytes, 1}, {0, 3 * kPageBytes}}) {
     CHECK_THAT(
-        error_of(queue->submit({IoKind::kRead, offset, back.data(), bytes, {}})),
+        corruption_of(queue->submit({IoKind::kRead, offset, back.data(), bytes, {}})),
         Catch::StartsWith("cannot read " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset)) &&
             Catch::EndsWith("they were not written as one piece"));
     CHECK(back == untouched);

@@ -1,0 +1,195 @@
+// Forks at awkward moments.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
+
+#include "offload/guard.h"
+#include "test/process/modes.h"
+#include "test/process/world.h"
+
+namespace ebb {
+namespace {
+
+constexpr unsigned kChildSeconds = 8;
+
+// Forks; the child does as told and then exits as a program does, by way of all destructors of static objects.
+void in_child(const std::function<void()>& act) {
+  const pid_t child = fork();
+  TORCH_CHECK(child >= 0, "fork failed");
+  if (child == 0) {
+    alarm(kChildSeconds);
+    int status = 0;
+    try {
+      act();
+    } catch (const std::exception& error) {
+      say(std::string("child threw: ") + error.what());
+      status = 1;
+    }
+    std::exit(status);
+  }
+  int status = 0;
+  TORCH_CHECK(waitpid(child, &status, 0) == child, "waitpid failed");
+  say("child: " + (WIFEXITED(status) ? "exit " + std::to_string(WEXITSTATUS(status))
+                                     : "signal " + std::to_string(WTERMSIG(status))));
+}
+
+std::unique_ptr<World> world;  // of static lifetime: a child destroys its copy after main
+
+void make_world(std::int64_t floats) { world = std::make_unique<World>(floats); }
+
+void fork_and_exit() {
+  make_world(kSmall);
+  in_child([] {});
+  say(world->backward());
+}
+
+void fork_and_exit_at_once() {
+  make_world(kSmall);
+  in_child([] { _exit(0); });
+  say(world->backward());
+}
+
+void fork_in_flight() {
+  make_world(kLarge);
+  in_child([] {});
+  say(world->backward());
+}
+
+void fork_and_drop() {
+  make_world(kLarge);
+  in_child([] { world->drop(); });
+  say(world->backward());
+}
+
+void fork_under_guard() {
+  make_world(kSmall);
+  auto guard = std::make_unique<OffloadGuard>(*world->offloader);
+  in_child([&] {
+    say(error_of([] { static_cast<void>(forward(world->leaf)); }));
+    guard.reset();
+    world->drop();
+    say(error_of([] { static_cast<void>(forward(world->leaf)); }));
+  });
+  guard.reset();
+  say(world->backward());
+}
+
+void fork_and_ask() {
+  make_world(kSmall);
+  Offloader& offloader = *world->offloader;
+  in_child([&] {
+    say(error_of([&] { static_cast<void>(offloader.stats()); }));
+    say(error_of([&] { offloader.reset_stats(); }));
+    say(error_of([&] { offloader.drain(); }));
+    say(error_of([&] { offloader.exclude(world->leaf); }));
+    say(error_of([&] { static_cast<void>(offloader.take_timeline()); }));
+    say(error_of([&] { const OffloadGuard guard(offloader); }));
+  });
+  say(world->backward());
+}
+
+void fork_and_unpack() {
+  make_world(kSmall);
+  in_child([] {
+    say(error_of([] { world->loss.backward(); }));
+    say(error_of([] { world->loss.backward(); }));
+  });
+  say(world->backward());
+}
+
+void fork_and_make_own() {
+  make_world(kSmall);
+  in_child([] {
+    World own(kSmall);
+    say(own.backward());
+    say("moved: " + std::to_string(own.offloader->stats().offloaded.tensors));
+    own.build();
+    in_child([&] { say(error_of([&] { own.loss.backward(); })); });
+    say(own.backward());
+  });
+  say(world->backward());
+}
+
+// Saves that pass through ebb are LibTorch's own affair: parameters need none of ebb's threads.
+void fork_and_use_kept() {
+  Offloader offloader(everything(at::kCPU));
+  const at::Tensor weight = at::ones({4}).requires_grad_();
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(offloader);
+    loss = (weight * weight).sum();
+  }
+  in_child([&] {
+    loss.backward();
+    say(weight.grad().equal(at::full({4}, 2.0F)) ? "exact" : "wrong");
+  });
+}
+
+// Forks again and again while other threads hold now this lock of ebb's, now that one.
+void fork_among_threads() {
+  constexpr int kForks = 10;
+  make_world(kSmall);
+  std::atomic<bool> enough{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!enough) {
+        const OffloadGuard guard(*world->offloader);
+        forward(at::ones({kSmall}).requires_grad_()).backward();
+      }
+    });
+  }
+  for (int i = 0; i < kForks; ++i) {
+    in_child([] {
+      say(error_of([] { static_cast<void>(world->offloader->stats()); }).substr(0, 19));
+      world->drop();
+    });
+  }
+  enough = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  say(world->backward());
+}
+
+void fork_on_gpu() {
+  World on_gpu(kSmall, c10::Device(c10::kCUDA, c10::cuda::current_device()));
+  in_child([&] {
+    say(error_of([&] { static_cast<void>(on_gpu.offloader->stats()); }));
+    _exit(0);  // what CUDA's own destructors do in a child is not ours to say
+  });
+  say(on_gpu.backward());
+}
+
+}  // namespace
+
+const Modes kForkModes{
+    {"fork_and_exit", fork_and_exit},
+    {"fork_and_exit_at_once", fork_and_exit_at_once},
+    {"fork_in_flight", fork_in_flight},
+    {"fork_and_drop", fork_and_drop},
+    {"fork_under_guard", fork_under_guard},
+    {"fork_and_ask", fork_and_ask},
+    {"fork_and_unpack", fork_and_unpack},
+    {"fork_and_make_own", fork_and_make_own},
+    {"fork_and_use_kept", fork_and_use_kept},
+    {"fork_among_threads", fork_among_threads},
+    {"fork_on_gpu", fork_on_gpu},
+};
+
+}  // namespace ebb

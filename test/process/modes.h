@@ -1,0 +1,14 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace ebb {
+
+// What the probe does, by the names of its modes.
+using Modes = std::map<std::string, void (*)()>;
+
+extern const Modes kExitModes;
+extern const Modes kForkModes;
+
+}  // namespace ebb
