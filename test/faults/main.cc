@@ -32,12 +32,16 @@ std::string text_of(const Setting& setting, const Injection& injection) {
          std::to_string(injection.nth) + (injection.extent == FaultPlan::Extent::kOnce ? " once" : " and from then on");
 }
 
-int run(c10::Device device) {
+// `only`: the name of the one setting to try; empty for all.
+int run(c10::Device device, const std::string& only) {
   const Step step(device);
   const std::vector<at::Tensor> expected = step.run(nullptr);
   std::uint64_t injections = 0;
   std::uint64_t all_wrong = 0;
   for (const Setting& setting : settings(device)) {
+    if (!only.empty() && setting.name != only) {
+      continue;
+    }
     const std::vector<std::uint64_t> calls = count_calls(setting, step);
     for (std::size_t point = 0; point < kFaultPoints; ++point) {
       if (calls[point] > 0) {  // said before, in case the process does not survive
@@ -66,8 +70,10 @@ int main(int argc, char** argv) {
   std::string device = "cpu";
   CLI::App app("Has every call fail that the system may refuse, at every time.", "faults");
   ebb::add_device_flag(app, device);
+  std::string only;
+  app.add_option("--only", only, "The name of the one setting to try; 0 injections if there is none of that name");
   if (const std::optional<int> status = ebb::parse(app, argc, argv)) {
     return *status;
   }
-  return ebb::status_of("faults", [&] { return ebb::faults::run(ebb::prepare_device(device)); });
+  return ebb::status_of("faults", [&] { return ebb::faults::run(ebb::prepare_device(device), only); });
 }
