@@ -39,7 +39,7 @@ struct Options {
   std::shared_ptr<Policy> policy = nullptr;
 
   // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
-  // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of its largest storages.
+  // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of the largest.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
   // Device memory fetched ahead of its use in backward. nullopt: as for the stash. A storage larger than a window
