@@ -64,14 +64,22 @@ Scope::Target Scope::current() {
 }
 
 std::shared_ptr<Tape> Scope::tape(Core& core) {
-  const auto locked = lock();
-  if (ended_) {  // since this save began, on another thread
-    return core.tape_of_this_thread();
-  }
   // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
   // (create_graph, recomputation) stays with the step that it serves.
-  if (tape_ == nullptr || (tape_->in_use() && !in_backward())) {
-    tape_ = core.tape_of_this_thread();
+  const auto is_present = [this] { return tape_ != nullptr && (!tape_->in_use() || in_backward()); };
+  {
+    const auto locked = lock();
+    if (!ended_ && is_present()) {
+      return tape_;
+    }
+  }
+  std::shared_ptr<Tape> next = core.tape_of_this_thread();  // without the lock: it frees what the last step guessed
+  const auto locked = lock();
+  if (ended_) {  // since this save began, on another thread
+    return next;
+  }
+  if (!is_present()) {
+    tape_ = std::move(next);
   }
   return tape_;
 }
