@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/engine.h"
 #include "offload/log.h"
 #include "offload/put_off.h"
 #include "streams/checked_tier.h"
@@ -35,22 +36,34 @@ Core::Core(Options options, std::shared_ptr<Tier> tier)
       stash_(*tier_) {}
 
 std::shared_ptr<Tape> Core::tape_of_this_thread() {
-  std::shared_ptr<Tape> present;
-  {
-    const std::lock_guard lock(tapes_mutex_);
-    present = tapes_[std::this_thread::get_id()].lock();
+  const std::vector<std::shared_ptr<Tape>> earlier = tapes(std::this_thread::get_id());
+  if (!earlier.empty() && !earlier.back()->in_use()) {
+    return earlier.back();
   }
-  if (present != nullptr && !present->in_use()) {
-    return present;
-  }
-  if (present != nullptr) {
-    present->drop_guesses();
+  if (!in_backward()) {  // else it is of the backward pass that this thread runs
+    std::ranges::for_each(earlier, &Tape::drop_guesses);
   }
   auto tape = make_shared_unless_forked<Tape>(book_);
   const std::lock_guard lock(tapes_mutex_);
-  std::erase_if(tapes_, [](const auto& entry) { return entry.second.expired(); });
-  tapes_[std::this_thread::get_id()] = tape;
+  std::erase_if(tapes_, [](const auto& entry) { return entry.tape.expired(); });
+  tapes_.push_back({std::this_thread::get_id(), tape});
   return tape;
+}
+
+std::vector<std::shared_ptr<Tape>> Core::tapes(std::optional<std::thread::id> made_on) {
+  std::vector<std::shared_ptr<Tape>> found;
+  const std::lock_guard lock(tapes_mutex_);
+  for (const ThreadsTape& each : tapes_) {
+    if (std::shared_ptr<Tape> tape = each.tape.lock(); tape != nullptr && (!made_on || each.thread == *made_on)) {
+      found.push_back(std::move(tape));
+    }
+  }
+  return found;
+}
+
+void Core::make_room_on_device() {
+  stash_.drain();
+  std::ranges::for_each(tapes(), &Tape::drop_guesses);
 }
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
@@ -114,7 +127,6 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
 Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
-  candidate.ordinal = tape.next_candidate();
   std::string operation;
   if (policy_needs_operation_) {
     if (const auto& grad_fn = tensor.grad_fn()) {
@@ -123,7 +135,11 @@ Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
     candidate.operation = operation;
   }
   const std::lock_guard lock(policy_mutex_);
+  candidate.ordinal = tape.next_candidate();
   if (candidate.ordinal == 0) {
+    if (book_->take_dropped()) {
+      options_.policy->drop_step();
+    }
     options_.policy->begin_step();
     ++counters_.steps;
   }

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include <c10/core/Storage.h>
@@ -41,9 +40,13 @@ class Core : public std::enable_shared_from_this<Core> {
   void check_process() const { process_.check("this offloader"); }
   [[nodiscard]] bool forked() const noexcept { return process_.forked(); }
 
-  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that,
-  // which then gives up what it has fetched ahead.
+  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
+  // The thread's earlier steps then give up what they have fetched ahead.
   [[nodiscard]] std::shared_ptr<Tape> tape_of_this_thread();
+
+  // Gives up the device memory that ebb can do without: sources whose copies out are under way, for which the streams
+  // wait, and what was fetched ahead.
+  void make_room_on_device();
 
   // Why `tensor` must not be moved; nullopt if it may be.
   [[nodiscard]] std::optional<Kept> never_moved(const at::Tensor& tensor) { return exclusions_.reason(tensor); }
@@ -88,6 +91,9 @@ class Core : public std::enable_shared_from_this<Core> {
   void reset_stats();
 
  private:
+  // Those that live, oldest first.
+  [[nodiscard]] std::vector<std::shared_ptr<Tape>> tapes(std::optional<std::thread::id> made_on = std::nullopt);
+
   Decision decide(const at::Tensor& tensor, Tape& tape);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
@@ -111,8 +117,12 @@ class Core : public std::enable_shared_from_this<Core> {
   std::mutex policy_mutex_;  // policies are never called from two threads at once
   const bool policy_needs_operation_;
 
+  struct ThreadsTape {
+    std::thread::id thread;
+    std::weak_ptr<Tape> tape;
+  };
   std::mutex tapes_mutex_;
-  std::unordered_map<std::thread::id, std::weak_ptr<Tape>> tapes_;  // LOCK: tapes_mutex_
+  std::vector<ThreadsTape> tapes_;  // LOCK: tapes_mutex_. All that live, oldest first
 
   std::atomic<std::uint64_t> growths_seen_{0};
   std::atomic<bool> warned_of_host_memory_{false};

@@ -35,8 +35,9 @@ class Fetched {
   // Throws what the copy failed with, where the host can know.
   [[nodiscard]] c10::Storage get();
 
-  // Whether nobody has asked for the bytes yet.
-  [[nodiscard]] bool is_guess() const { return !waited_for_; }
+  // Somebody wants the bytes, and will wait for them.
+  void asked_for() { guess_ = false; }
+  [[nodiscard]] bool is_guess() const { return guess_; }
 
  private:
   Tier& tier_;
@@ -44,6 +45,7 @@ class Fetched {
   const c10::Storage storage_;
   const Ticket arrived_;
   const c10::Stream stream_;
+  std::atomic<bool> guess_{true};
   std::atomic<bool> waited_for_{false};
 
   std::mutex mutex_;

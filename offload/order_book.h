@@ -25,8 +25,17 @@ class OrderBook {
   // A step under way has come this far. Until one has ended, that is all there is to go by.
   void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
 
-  // It was none, or is over. Other steps under way raise them again with what they save next.
+  // It is over. Other steps under way raise them again with what they save next.
   void lower_sizes();
+
+  // It was none: all its saves ended without backward.
+  void drop_step() {
+    lower_sizes();
+    dropped_ = true;
+  }
+
+  // Whether one was dropped since this was last asked.
+  [[nodiscard]] bool take_dropped() { return dropped_.exchange(false); }
 
   // A permutation of [0, count): as observed under this signature, what was not used then last; else the reverse.
   [[nodiscard]] std::vector<std::uint32_t> recall(std::uint64_t signature, std::size_t count) const;
@@ -52,6 +61,7 @@ class OrderBook {
 
   Sizes ended_;
   Sizes under_way_;
+  std::atomic<bool> dropped_{false};
   mutable std::mutex mutex_;
   std::deque<Order> orders_;  // LOCK: mutex_. Newest first
 };

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/function.h>
+
 #include "offload/core.h"
 #include "offload/put_off.h"
 
@@ -17,6 +20,14 @@ at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
   return at::Tensor(std::move(copy));
 }
 
+// A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
+// (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
+// thread's newest.
+bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
+  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
+         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+}
+
 }  // namespace
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
@@ -27,7 +38,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.never_moved(tensor)) {
     core.count_kept(*reason, tensor);
-    tensor_ = tensor.is_leaf() ? tensor : tensor.tensor_data();
+    tensor_ = tensor.is_leaf() || is_view_of_leaf_from_before(tensor) ? tensor : tensor.tensor_data();
     return;
   }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;

@@ -120,19 +120,20 @@ c10::Storage SavedStorage::get(Use& use) {
   }
   const c10::Stream stream = core_->tier().current_stream();
   c10::Storage storage;
+  bool device_is_full = false;
   try {
     storage = find(stream);
   } catch (const c10::OutOfMemoryError&) {
-    // What is missing may be held by sources that are on their way out, and by copies that were only guessed to be
-    // needed.
-    core_->stash().drain();
-    tape_->drop_guesses();
+    device_is_full = true;
+    core_->make_room_on_device();
     storage = find(stream);
   }
   if (mark_used(use)) {
     tape_->used(position_);
   }
-  tape_->fetch_ahead();
+  if (!device_is_full) {
+    tape_->fetch_ahead();
+  }
   core_->stash().sweep();
   return storage;
 }
@@ -145,6 +146,7 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
     const std::lock_guard lock(mutex_);
     if (state_ == State::kBack && (back_->stream() == stream || !in_force(WaitPoint::kOwnStream))) {
       fetched = back_;
+      fetched->asked_for();
     } else if (std::optional<c10::Storage> source = live_source()) {
       storage = *std::move(source);
       core_->counters().reused.add(bytes_);
@@ -152,6 +154,7 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
       fetched = fetch(stream, {});  // another stream asks than the one that owns the copy: it gets its own (R4, R5)
     } else {
       back_ = fetch(stream, {});
+      back_->asked_for();
       state_ = State::kBack;
       fetched = back_;
     }

@@ -73,13 +73,14 @@ std::shared_ptr<Tape> Scope::tape(Core& core) {
       return tape_;
     }
   }
-  std::shared_ptr<Tape> next = core.tape_of_this_thread();  // without the lock: it frees what the last step guessed
+  // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
+  std::shared_ptr<Tape> next = core.tape_of_this_thread();
   const auto locked = lock();
   if (ended_) {  // since this save began, on another thread
     return next;
   }
   if (!is_present()) {
-    tape_ = std::move(next);
+    std::swap(tape_, next);
   }
   return tape_;
 }

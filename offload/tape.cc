@@ -32,7 +32,7 @@ void Tape::ended() {
     storages_.clear();
     used_.clear();
     signature_ = 0;
-    book_->lower_sizes();
+    book_->drop_step();
   }
 }
 
@@ -92,6 +92,7 @@ void Tape::begin_use_locked() {
 }
 
 void Tape::fetch_ahead() {
+  std::vector<std::shared_ptr<SavedStorage>> asked;  // if the graph is dropped meanwhile, they end after the lock
   const std::unique_lock one_at_a_time(fetch_mutex_, std::try_to_lock);
   if (!one_at_a_time) {
     return;
@@ -108,7 +109,11 @@ void Tape::fetch_ahead() {
       }
       fetched_to_ = next == nullptr ? rank : rank - 1;
     }
-    if (next == nullptr || !next->fetch_ahead()) {
+    if (next == nullptr) {
+      return;
+    }
+    asked.push_back(next);
+    if (!next->fetch_ahead()) {
       return;
     }
     const std::lock_guard lock(mutex_);

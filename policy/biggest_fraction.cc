@@ -30,6 +30,11 @@ void BiggestFraction::begin_step() {
   Wrapper::begin_step();
 }
 
+void BiggestFraction::drop_step() {
+  sizes_.clear();
+  Wrapper::drop_step();
+}
+
 Decision BiggestFraction::decide(const Candidate& candidate) {
   sizes_.push_back(candidate.bytes);
   return passes(candidate.bytes) ? inner().decide(candidate) : Decision::kKeep;

@@ -21,6 +21,7 @@ class BiggestFraction final : public Wrapper {
  public:
   BiggestFraction(double fraction, std::shared_ptr<Policy> inner);
   void begin_step() override;
+  void drop_step() override;
   [[nodiscard]] Decision decide(const Candidate& candidate) override;
 
  private:

@@ -32,6 +32,10 @@ class Policy {
   // ends when backward begins, or when it was dropped without. Wrappers pass it on.
   virtual void begin_step() = 0;
 
+  // What was decided since begin_step was for a forward pass that has been dropped, or was none: it is nothing to learn
+  // from. Wrappers pass it on.
+  virtual void drop_step() {}
+
   // Must be quick: it runs inside the forward pass, once for each storage. What it throws reaches the forward pass.
   [[nodiscard]] virtual Decision decide(const Candidate& candidate) = 0;
 

@@ -10,6 +10,7 @@ namespace ebb {
 class Wrapper : public Policy {
  public:
   void begin_step() override { inner_->begin_step(); }
+  void drop_step() override { inner_->drop_step(); }
   [[nodiscard]] bool needs_operation() const override { return inner_->needs_operation(); }
 
  protected:

@@ -92,10 +92,14 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   slabs_.reserve(slabs_.size() + 1);
   if (pinned_) {
     const c10::cuda::CUDAGuard device(device_);
-    if (fails(FaultPoint::kPinnedAllocation) ||
-        cudaHostRegister(data, bytes, cudaHostRegisterPortable) != cudaSuccess) {
+    const cudaError_t error = fails(FaultPoint::kPinnedAllocation)
+                                  ? cudaErrorMemoryAllocation
+                                  : cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+    if (error != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      refused_bytes_ = bytes;
+      if (error == cudaErrorMemoryAllocation) {  // and not because something is being captured just now
+        refused_bytes_ = bytes;
+      }
       return std::nullopt;
     }
   }

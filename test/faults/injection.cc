@@ -79,6 +79,11 @@ std::optional<std::string> judge(const Outcome& found, const std::vector<at::Ten
     return "an error without a type: " + *found.untyped;
   }
   if (found.error) {
+    for (const char* word : {"INTERNAL ASSERT", "modified by an inplace operation", "a second time"}) {
+      if (found.error->find(word) != std::string::npos) {
+        return "an error that is not the refusal's: " + *found.error;
+      }
+    }
     return found.error->empty() ? std::optional<std::string>("an error without a text") : std::nullopt;
   }
   return same(found.gradients, expected) ? std::nullopt : std::optional<std::string>("wrong gradients");
@@ -125,6 +130,7 @@ std::vector<std::uint64_t> count_calls(const Setting& setting, const Step& step)
   const std::unique_ptr<Offloader> offloader = make(setting);
   static_cast<void>(step.run(offloader.get()));
   static_cast<void>(step.run(offloader.get()));
+  TORCH_CHECK(offloader->stats().fetched.tensors > 0, "nothing went away and came back: faults would show nothing");
   std::vector<std::uint64_t> calls;
   for (std::size_t point = 0; point < kFaultPoints; ++point) {
     calls.push_back(FaultPlan::calls(static_cast<FaultPoint>(point)));
@@ -132,10 +138,11 @@ std::vector<std::uint64_t> count_calls(const Setting& setting, const Step& step)
   return calls;
 }
 
-std::optional<std::string> wrong(const Setting& setting, const Step& step, const Injection& injection,
-                                 const std::vector<at::Tensor>& expected) {
-  const std::uint64_t bytes_before = graphs::device_bytes(*setting.options.device);
-  std::optional<std::string> wrong;
+Verdict inject(const Setting& setting, const Step& step, const Injection& injection,
+               const std::vector<at::Tensor>& expected) {
+  const std::uint64_t bytes_before = graphs::settled_device_bytes(*setting.options.device);
+  Verdict verdict;
+  std::optional<std::string>& wrong = verdict.wrong;
   {
     std::unique_ptr<Offloader> offloader;
     {
@@ -146,6 +153,7 @@ std::optional<std::string> wrong(const Setting& setting, const Step& step, const
         TORCH_CHECK(same(first, expected), "wrong gradients");
         return step.run(offloader.get());  // this one knows sizes and order
       });
+      verdict.made = FaultPlan::failures(injection.point) > 0;
       wrong = judge(found, expected);
       if (found.error == "wrong gradients") {
         wrong = "wrong gradients in the first step";
@@ -170,7 +178,7 @@ std::optional<std::string> wrong(const Setting& setting, const Step& step, const
   if (wrong == std::nullopt && graphs::device_bytes_at_rest(*setting.options.device, bytes_before) != bytes_before) {
     wrong = "device memory was left behind";
   }
-  return wrong;
+  return verdict;
 }
 
 }  // namespace ebb::faults

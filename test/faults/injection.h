@@ -34,9 +34,12 @@ struct Injection {
 [[nodiscard]] std::vector<std::uint64_t> count_calls(const Setting& setting, const Step& step);
 
 // Makes an offloader and runs a step while the fault is planned; then a step without it. Right is: exact gradients, or
-// one typed error; all bytes back; no CUDA error left behind; an exact next step. Returns what was not; nullopt if all
-// was.
-[[nodiscard]] std::optional<std::string> wrong(const Setting& setting, const Step& step, const Injection& injection,
-                                               const std::vector<at::Tensor>& expected);
+// one typed error, of the refusal; all bytes back; no CUDA error left behind; an exact next step.
+struct Verdict {
+  std::optional<std::string> wrong;  // what was not right
+  bool made = false;                 // whether the call came that was to fail: some depend on the order of threads
+};
+[[nodiscard]] Verdict inject(const Setting& setting, const Step& step, const Injection& injection,
+                             const std::vector<at::Tensor>& expected);
 
 }  // namespace ebb::faults

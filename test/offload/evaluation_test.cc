@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
+#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "test/offload/parity.h"
 
@@ -82,6 +83,22 @@ TEST_CASE_METHOD(NoLeak, "a forward pass that was dropped is a step of its own t
   }
   CHECK(ordinals == std::vector<std::uint64_t>{0, 1, 0, 1, 0, 1});
   CHECK(rig.stats().steps == 3);
+}
+
+TEST_CASE_METHOD(NoLeak, "a policy learns from steps, and not from what is dropped before them") {
+  Setting setting = late();
+  setting.options.policy = biggest_fraction(0.5);
+  Rig rig(setting);
+  std::uint64_t offloaded = 0;
+  for (int step = 0; step < 3; ++step) {
+    Inputs in;
+    const OffloadGuard guard(rig.offloader());
+    static_cast<void>(in.activation({1}).sin().exp());  // a norm that is logged, say
+    const std::uint64_t before = rig.stats().offloaded.tensors;
+    network(in, 100).backward();
+    offloaded = rig.stats().offloaded.tensors - before;
+  }
+  CHECK(offloaded == 25);
 }
 
 TEST_CASE_METHOD(NoLeak, "what the policy keeps does not raise the chosen bounds") {

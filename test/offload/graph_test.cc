@@ -61,8 +61,11 @@ TEST_CASE_METHOD(NoLeak, "what a backward pass saves for a second one moves away
   Inputs in;
   const at::Tensor x = in.leaf({32});
   const at::Tensor loss = (x * 1.5).exp().sum();
-  const OffloadGuard guard(rig.offloader());
-  const auto gradient = grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  torch::autograd::variable_list gradient;
+  {
+    const OffloadGuard guard(rig.offloader());
+    gradient = grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+  }
   CHECK(rig.stats().saved.tensors > 0);
   CHECK(rig.stats().offloaded.tensors > 0);
 }

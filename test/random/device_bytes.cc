@@ -23,10 +23,23 @@ std::uint64_t device_bytes(c10::Device device) {
   return simulated == nullptr ? 0 : simulated->bytes().now;
 }
 
-std::uint64_t device_bytes_at_rest(c10::Device device, std::uint64_t expected) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+std::uint64_t settled_device_bytes(c10::Device device) {
+  constexpr int kEnough = 5;
   std::uint64_t bytes = device_bytes(device);
-  while (device.is_cuda() && bytes > expected && std::chrono::steady_clock::now() < deadline) {
+  for (int same = 0; device.is_cuda() && same < kEnough;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const std::uint64_t now = device_bytes(device);
+    same = now == bytes ? same + 1 : 0;
+    bytes = now;
+  }
+  return bytes;
+}
+
+std::uint64_t device_bytes_at_rest(c10::Device device, std::uint64_t expected) {
+  const auto patience = device.is_cuda() ? std::chrono::milliseconds(1000) : std::chrono::milliseconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::uint64_t bytes = device_bytes(device);
+  while (bytes > expected && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     bytes = device_bytes(device);
   }

@@ -10,8 +10,12 @@ namespace ebb::graphs {
 // 0. On a GPU, what LibTorch's libraries keep for themselves is released first.
 [[nodiscard]] std::uint64_t device_bytes(c10::Device device);
 
-// The same once it is down to `expected`. On a GPU that may take a moment, at most a second: LibTorch's threads let go
-// of what they ran a little later than backward returns.
+// The same once it has not changed for some milliseconds, on a GPU, where LibTorch's threads let go of what they ran a
+// little later than backward returns.
+[[nodiscard]] std::uint64_t settled_device_bytes(c10::Device device);
+
+// The same once it is down to `expected`, for which it waits: at most a second on a GPU, and 20 ms on the CPU, where
+// only backward passes on several threads let go late.
 [[nodiscard]] std::uint64_t device_bytes_at_rest(c10::Device device, std::uint64_t expected);
 
 }  // namespace ebb::graphs

@@ -1,6 +1,7 @@
 // Random graphs with plain autograd as the oracle. The last line is `graphs: N, seed: S, moved: M, wrong: W`.
 //
-// Exits 0 if nothing was wrong and something was moved, 1 if not, 2 for flags that cannot be used.
+// Exits 0 if nothing was wrong, something was moved and few graphs were excused, 1 if not, 2 for flags that cannot be
+// used.
 
 #include <chrono>
 #include <cstdint>
@@ -65,12 +66,13 @@ class Run {
               << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
               << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles
               << ", unsteady: " << tally_.unsteady << "\n";
-    if (tally_.offloaded == 0) {
-      std::cout << "nothing was offloaded: this run shows nothing\n";
+    const bool shows_something = tally_.offloaded > 0 && (tally_.unsteady + tally_.cycles) * 10 <= graphs_ + 10;
+    if (!shows_something) {
+      std::cout << "nothing was offloaded, or over a tenth of the graphs was excused: this run shows nothing\n";
     }
     std::cout << "graphs: " << graphs_ << ", seed: " << flags_.seed << ", moved: " << tally_.offloaded
               << ", wrong: " << wrong_ << std::endl;
-    return wrong_ == 0 && tally_.offloaded > 0 ? 0 : 1;
+    return wrong_ == 0 && shows_something ? 0 : 1;
   }
 
  private:

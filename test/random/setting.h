@@ -50,6 +50,9 @@ class Rig {
   [[nodiscard]] std::optional<std::string> leftover();
 
  private:
+  [[nodiscard]] std::optional<std::string> held();
+
+ private:
   struct Half {
     std::shared_ptr<SimulatedTier> simulated;
     std::unique_ptr<Offloader> offloader;

@@ -121,10 +121,15 @@ class Soak {
     const bool judge_rss = options_.steps >= kStepsToJudgeRss;
     std::printf("heap: %+.1f KiB, RSS: %+.1f KiB per 100,000 steps; judged: %s\n", heap, resident,
                 judge_rss ? "both" : (judge_heap ? "the heap" : "neither, the run is too short"));
+    const Stats stats = training_.offloader().stats();
+    const bool moved = stats.offloaded.tensors > 0 && stats.fetched.tensors > 0;
+    if (!moved) {
+      std::printf("nothing went away and came back: this run shows nothing\n");
+    }
     const double slope = judge_rss ? std::max(heap, resident) : heap;
     std::printf("soak: %lld steps, slope: %.1f KiB per 100,000 steps, wrong: %lld\n",
                 static_cast<long long>(options_.steps), slope, static_cast<long long>(wrong_));
-    return wrong_ == 0 && (slope < kMostSlopeKib || !judge_heap) ? 0 : 1;
+    return moved && wrong_ == 0 && (slope < kMostSlopeKib || !judge_heap) ? 0 : 1;
   }
 
   const SoakOptions options_;

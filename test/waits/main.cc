@@ -127,6 +127,11 @@ bool green_with_every_wait(const Look& look) {
   return true;
 }
 
+// On a GPU. Three waits are the disk's, and without the fourth a copy is only made twice.
+bool may_show_in_bytes(const std::string& name) {
+  return name != "disk_gates" && name != "disk_last_part" && name != "host_wait" && name != "pending_uses";
+}
+
 bool has_gpu() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -161,6 +166,7 @@ int main(int argc, char** argv) {
   unsigned waits = 0;
   unsigned all_caught = 0;
   unsigned by_bytes_alone = 0;
+  bool all_visible = true;
   for (const ebb::WaitPointName& wait : ebb::kWaitPoints) {
     const std::string name(wait.name);
     if ((wait.gpu_only && !options.gpu) || (!options.only.empty() && options.only != name)) {
@@ -177,6 +183,7 @@ int main(int argc, char** argv) {
     if (options.gpu) {
       const bool by_bytes = first_not_caught(kByBytesAlone, name, options.seeds) == options.seeds;
       by_bytes_alone += by_bytes ? 1 : 0;
+      all_visible = all_visible && (by_bytes || !may_show_in_bytes(name));
       std::cout << "; by bytes alone: " << (by_bytes ? "caught" : "not caught");
     }
     std::cout << std::endl;
@@ -189,5 +196,5 @@ int main(int argc, char** argv) {
     std::cout << "caught by bytes alone: " << by_bytes_alone << '\n';
   }
   std::cout << "waits: " << waits << ", caught: " << all_caught << '\n';
-  return waits == all_caught ? 0 : 1;
+  return waits == all_caught && all_visible ? 0 : 1;
 }
