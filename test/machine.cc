@@ -6,7 +6,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <CLI/CLI.hpp>
 #include <c10/core/CPUAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>

@@ -4,11 +4,8 @@
 #include <optional>
 #include <string>
 
+#include <CLI/CLI.hpp>
 #include <c10/core/Device.h>
-
-namespace CLI {
-class App;
-}
 
 namespace ebb {
 

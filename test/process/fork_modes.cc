@@ -143,10 +143,12 @@ void fork_and_use_kept() {
 // Forks again and again while other threads hold now this lock of ebb's, now that one.
 void fork_among_threads() {
   constexpr int kForks = 10;
+  constexpr int kThreads = 2;
   make_world(kSmall);
   std::atomic<bool> enough{false};
   std::vector<std::thread> threads;
-  for (int i = 0; i < 2; ++i) {
+  threads.reserve(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
       while (!enough) {
         const OffloadGuard guard(*world->offloader);
