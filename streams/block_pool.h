@@ -26,7 +26,7 @@ class Backing {
 
   // At least `bytes` more, contiguous, aligned to BlockPool::kAlignment; nothing when the system has none left.
   // Never returns a range that touches an earlier one unless leases may span both. Slow. Called by one thread at a
-  // time.
+  // time. Throws std::system_error where the system fails otherwise.
   virtual std::optional<Range> grow(std::size_t bytes) = 0;
 
   // Nobody uses these bytes any more: they were released and all their gates are done. What they hold is not wanted.
@@ -60,7 +60,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool& operator=(const BlockPool&) = delete;
 
   // nullopt when neither a free range nor the backing, within the capacity, has room. The block's gates are those of
-  // its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked child.
+  // its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked child, and
+  // what the backing throws.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes);
 
   [[nodiscard]] PoolStats stats() const;

@@ -66,7 +66,8 @@ class Tier {
   // Uninitialised device memory from the current stream's pool. Throws c10::OutOfMemoryError.
   [[nodiscard]] virtual c10::DataPtr allocate(std::size_t bytes) = 0;
 
-  // A block of exactly `bytes`, or nothing when the tier's capacity is used up: a decision, not an error.
+  // A block of exactly `bytes`, or nothing when the tier's capacity is used up: a decision, not an error. Throws
+  // std::system_error where the system fails otherwise, c10::Error in a forked child.
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
   // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done. A copy out only

@@ -1,5 +1,6 @@
 // The machine of random graphs itself: what it makes is what its seed says, and it sees what it is there to see.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -88,7 +89,7 @@ class BrokenTier final : public Tier {
  private:
   const std::shared_ptr<Tier> tier_;
   const Fault fault_;
-  int copies_ = 0;
+  std::atomic<int> copies_{0};
 };
 
 WrapTier broken(BrokenTier::Fault fault) {
