@@ -32,15 +32,14 @@ struct Count {
 struct Level {
   std::uint64_t now_bytes = 0;
   std::uint64_t peak_bytes = 0;
-  std::uint64_t capacity_bytes =
-      0;  // the bound in force; 0 where there is none. Of `pool`: what it has reserved so far
+  std::uint64_t capacity_bytes = 0;  // the bound in force; 0 where there is none. The pool's: what it has reserved
 };
 
 // Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call. `pool`
 // and `pool_growths` always count from the start.
 struct Stats {
-  Count saved;  // every pack: by tensors, the sum of offloaded, deduplicated and all kept (but for those put off now)
-  Count offloaded;                         // storages copied out
+  Count saved;      // every pack: by tensors, the sum of offloaded, deduplicated, all kept, and those put off just now
+  Count offloaded;  // storages copied out
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by Kept
   Count fetched;                           // copies in; more than one of a storage if a retained graph is run again
@@ -55,10 +54,9 @@ struct Stats {
 
   Level pool;  // host memory or spill file
   std::uint64_t pool_growths = 0;
-  Level stash;   // sources whose copy out is not done
-  Level window;  // fetched ahead and not yet used
-  Level
-      saved_on_device;  // all bytes that ebb holds in device memory: kept by policy or for want of room, stash, fetched
+  Level stash;            // sources whose copy out is not done
+  Level window;           // fetched ahead and not yet used
+  Level saved_on_device;  // all that ebb holds in device memory: kept by policy or for want of room, stash, fetched
 
   [[nodiscard]] const Count& kept_for(Kept reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };
