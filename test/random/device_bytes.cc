@@ -9,10 +9,12 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "streams/simulated_device_allocator.h"
+#include "test/random/ready_queue.h"
 
 namespace ebb::graphs {
 
 std::uint64_t device_bytes(c10::Device device) {
+  empty_ready_queue();
   if (device.is_cuda()) {
     c10::cuda::device_synchronize();
     at::cuda::clearCublasWorkspaces();

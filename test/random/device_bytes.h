@@ -7,7 +7,8 @@
 namespace ebb::graphs {
 
 // Bytes of tensors on the device. On the CPU they are counted by a SimulatedDeviceAllocator, if one is installed, else
-// 0. On a GPU, what LibTorch's libraries keep for themselves is released first.
+// 0. What this thread's failed backward passes left in their queue is released first, and on a GPU what LibTorch's
+// libraries keep for themselves.
 [[nodiscard]] std::uint64_t device_bytes(c10::Device device);
 
 // The same once it has not changed for some milliseconds, on a GPU, where LibTorch's threads let go of what they ran a

@@ -27,6 +27,7 @@ struct Flags {
   std::uint64_t graphs = 3000;
   std::uint64_t first = 0;
   std::uint64_t seed = 1;
+  std::uint64_t times = 1;
   std::string device = "cpu";
   std::optional<double> seconds;
   bool print = false;
@@ -40,6 +41,9 @@ std::optional<int> parse(int argc, char** argv, Flags& flags) {
   app.add_option("--seed", flags.seed, "Of all choices")->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--first", flags.first, "The first graph's number")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--times", flags.times, "How often each runs: what goes wrong rarely")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1'000'000'000}))
       ->capture_default_str();
   add_device_flag(app, flags.device);
   app.add_option("--seconds", flags.seconds, "Start no graph after this time")->check(CLI::PositiveNumber);
@@ -59,7 +63,9 @@ class Run {
     };
     install_crash_note(flags_.seed);
     for (std::uint64_t i = 0; i < flags_.graphs && !out_of_time(); ++i) {
-      one(flags_.first + i);
+      for (std::uint64_t time = 0; time < flags_.times && !out_of_time(); ++time) {
+        one(flags_.first + i);
+      }
     }
     std::cout << "saves: " << tally_.saved << ", offloaded: " << tally_.offloaded << ", fetched: " << tally_.fetched
               << ", reused: " << tally_.reused << ", kept: " << tally_.kept << "\n"

@@ -12,6 +12,7 @@
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
+#include "test/random/ready_queue.h"
 
 namespace ebb::graphs {
 namespace {
@@ -150,6 +151,7 @@ std::optional<std::string> Rig::leftover() {
 }
 
 std::optional<std::string> Rig::held() {
+  empty_ready_queue();
   for (Offloader* offloader : offloaders()) {  // first all: one's stash may hold what the other fetched
     offloader->drain();
   }

@@ -1,11 +1,10 @@
-#include <catch2/catch.hpp>
-
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <catch2/catch.hpp>
 #include <cuda_runtime_api.h>
 
 #include "streams/fault_plan.h"
