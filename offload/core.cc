@@ -26,13 +26,15 @@ std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storag
 
 }  // namespace
 
-Core::Core(Options options, std::shared_ptr<Tier> tier)
+Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : options_(std::move(options)),
       tier_(checked(std::move(tier))),
+      trace_(std::move(trace)),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
       account_(std::make_shared<DeviceAccount>(options_.record_timeline)),
       exclusions_(tier_->device()),
       policy_needs_operation_(options_.policy->needs_operation()),
+      least_bytes_(options_.policy->least_bytes()),
       stash_(*tier_) {}
 
 std::shared_ptr<Tape> Core::tape_of_this_thread() {
@@ -64,6 +66,11 @@ std::vector<std::shared_ptr<Tape>> Core::tapes(std::optional<std::thread::id> ma
 void Core::make_room_on_device() {
   stash_.drain();
   std::ranges::for_each(tapes(), &Tape::drop_guesses);
+}
+
+std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
+  const std::optional<Kept> never_moved = exclusions_.reason(tensor);
+  return never_moved || storage_bytes(tensor) >= least_bytes_ ? never_moved : Kept::kPolicy;
 }
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
@@ -210,6 +217,14 @@ Stats Core::stats() {
   stats.window = {window_.now_bytes(), window_.peak_bytes(), window_limit()};
   stats.saved_on_device = {account_->held.now_bytes(), account_->held.peak_bytes(), 0};
   return stats;
+}
+
+std::vector<TraceSpan> Core::take_trace() {
+  if (trace_ == nullptr) {
+    return {};
+  }
+  static_cast<void>(tier_->stall_stats());  // a GPU's tier learns there how long things took
+  return trace_->take();
 }
 
 void Core::reset_stats() {

@@ -22,6 +22,7 @@
 #include "offload/tape.h"
 #include "streams/process_mark.h"
 #include "streams/tier.h"
+#include "streams/trace.h"
 
 namespace ebb {
 
@@ -32,7 +33,8 @@ namespace ebb {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   // `options` must be valid, with device and policy filled in.
-  Core(Options options, std::shared_ptr<Tier> tier);
+  // `trace`: as it was given to the tier; null for none.
+  Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -48,11 +50,14 @@ class Core : public std::enable_shared_from_this<Core> {
   // wait, and what was fetched ahead.
   void make_room_on_device();
 
-  // Why `tensor` must not be moved; nullopt if it may be.
-  [[nodiscard]] std::optional<Kept> never_moved(const at::Tensor& tensor) { return exclusions_.reason(tensor); }
+  // Why a save of `tensor` is passed through; nullopt where its storage may move.
+  [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
 
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(Kept reason, const at::Tensor& tensor);
+
+  // Counts bytes as held on the device until the result is destroyed, which may be after this.
+  [[nodiscard]] DeviceAccount::Held hold_on_device(std::uint64_t bytes) { return {account_, bytes}; }
 
   // Count storages, once it is certain what becomes of them.
   void count_offloaded(std::uint64_t bytes);
@@ -83,6 +88,8 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Gauge& on_device() { return account_->held; }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
+  [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
+  [[nodiscard]] std::vector<TraceSpan> take_trace();
   [[nodiscard]] Timeline& timeline() { return account_->timeline; }
   [[nodiscard]] std::uint64_t stash_limit() const { return limit(options_.stash_bytes); }
   [[nodiscard]] std::uint64_t window_limit() const { return limit(options_.window_bytes); }
@@ -103,6 +110,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const ProcessMark process_;
   const Options options_;
   const std::shared_ptr<Tier> tier_;
+  const std::shared_ptr<Trace> trace_;
   const c10::Storage no_bytes_;  // stands for the bytes in tensors that only carry sizes and flags
   const std::shared_ptr<OrderBook> book_ = std::make_shared<OrderBook>();
 
@@ -116,6 +124,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   std::mutex policy_mutex_;  // policies are never called from two threads at once
   const bool policy_needs_operation_;
+  const std::uint64_t least_bytes_;  // that the policy is asked about
 
   struct ThreadsTape {
     std::thread::id thread;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <utility>
+
 #include "offload/gauge.h"
 #include "offload/timeline.h"
 
@@ -9,6 +13,17 @@ namespace ebb {
 // tensor that was fetched can be saved again and then lies in the Core's own stash.
 struct DeviceAccount {
   explicit DeviceAccount(bool record_timeline) : held(record_timeline ? &timeline : nullptr) {}
+
+  // A lease that keeps what it counts in.
+  class Held {
+   public:
+    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes)
+        : account_(std::move(account)), lease_(account_->held.hold(bytes)) {}
+
+   private:
+    std::shared_ptr<DeviceAccount> account_;  // destroyed last
+    Gauge::Lease lease_;
+  };
 
   Timeline timeline;
   Gauge held;

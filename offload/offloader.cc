@@ -13,6 +13,7 @@
 #include "streams/disk_tier.h"
 #include "streams/pinned_tier.h"
 #include "streams/process_mark.h"
+#include "streams/trace.h"
 
 namespace ebb {
 namespace {
@@ -44,19 +45,24 @@ IoEngine io_engine(DiskIo io) {
   return IoEngine::kAuto;
 }
 
-std::shared_ptr<Tier> make_tier(const Options& options) {
+std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Trace>& trace) {
   if (options.device->is_cuda()) {
     PinnedTier::Config config;
     config.device = *options.device;
     config.pinned = options.host_memory == HostMemory::kPinned;
     config.overlapped = options.copies == Copies::kOverlapped;
     config.capacity_bytes = options.capacity_bytes;
+    config.trace = trace;
     return std::make_shared<PinnedTier>(config);
   }
-  return std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io));
+  return std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io), trace);
 }
 
-std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier) {
+std::shared_ptr<Trace> make_trace(const Options& options) {
+  return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
+}
+
+std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
   if (!options.enabled) {
     return nullptr;
   }
@@ -64,7 +70,7 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier) {
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
   install_engine();
-  return make_shared_unless_forked<Core>(std::move(options), std::move(tier));
+  return make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace));
 }
 
 Options resolved(Options options) {
@@ -79,7 +85,8 @@ Options resolved(Options options) {
 
 Offloader::Offloader(Options options) {
   options = resolved(std::move(options));
-  core_ = make_core(options, options.enabled ? make_tier(options) : nullptr);
+  const std::shared_ptr<Trace> trace = make_trace(options);
+  core_ = make_core(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
 }
 
 Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
@@ -88,7 +95,7 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   }
   options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
-  core_ = make_core(std::move(options), std::move(tier));
+  core_ = make_core(options, std::move(tier), make_trace(options));
 }
 
 Offloader::~Offloader() = default;
@@ -128,6 +135,11 @@ void Offloader::reset_stats() {
 std::vector<TimelineSample> Offloader::take_timeline() {
   const auto& core = this->core();
   return core == nullptr ? std::vector<TimelineSample>{} : core->timeline().take();
+}
+
+std::vector<TraceSpan> Offloader::take_trace() {
+  const auto& core = this->core();
+  return core == nullptr ? std::vector<TraceSpan>{} : core->take_trace();
 }
 
 const std::shared_ptr<Core>& Offloader::core() const {

@@ -7,6 +7,7 @@
 #include "offload/options.h"
 #include "offload/stats.h"
 #include "offload/timeline_sample.h"
+#include "streams/trace_span.h"
 
 namespace at {
 class Tensor;
@@ -57,6 +58,10 @@ class Offloader {
 
   // The samples since the last call, if Options::record_timeline was set. At most one million are held.
   [[nodiscard]] std::vector<TimelineSample> take_timeline();
+
+  // The spans since the last call, if Options::record_trace was set: what was over by now. At most one million are
+  // held.
+  [[nodiscard]] std::vector<TraceSpan> take_trace();
 
  private:
   friend class OffloadGuard;

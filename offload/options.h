@@ -64,6 +64,9 @@ struct Options {
 
   // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).
   bool record_timeline = false;
+
+  // Record every copy, stall, pack and unpack (Offloader::take_trace). Costs two more events a copy.
+  bool record_trace = false;
 };
 
 // Throws std::invalid_argument with one sentence that names the option, its value and what would be accepted.

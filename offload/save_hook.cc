@@ -34,10 +34,14 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
   Core& core = *target.core;
   core.check_process();
+  const HostRange range(core.trace(), "pack");
   PutOff::of_this_thread().start_finished();
   version_.emplace(tensor);
-  if (const std::optional<Kept> reason = core.never_moved(tensor)) {
+  if (const std::optional<Kept> reason = core.passed_through(tensor)) {
     core.count_kept(*reason, tensor);
+    if (reason == Kept::kPolicy) {
+      held_.emplace(core.hold_on_device(tensor.storage().nbytes()));
+    }
     tensor_ = tensor.is_leaf() || is_view_of_leaf_from_before(tensor) ? tensor : tensor.tensor_data();
     return;
   }

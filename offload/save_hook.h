@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include "offload/device_account.h"
 #include "offload/saved_storage.h"
 #include "offload/scope.h"
 #include "offload/version_check.h"
@@ -33,6 +34,7 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
   // output would own itself for ever), or, where `use_` is set, its sizes, strides, offset and flags without its bytes.
   at::Tensor tensor_;
   std::optional<SavedStorage::Use> use_;
+  std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
 };
 
 }  // namespace ebb

@@ -34,6 +34,7 @@ SavedStorage::Use::~Use() {
 
 c10::Storage SavedStorage::Use::get() {
   storage_->core_->check_process();
+  const HostRange range(storage_->core_->trace(), "unpack", storage_->bytes_);
   return storage_->get(*this);
 }
 

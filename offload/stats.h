@@ -48,15 +48,16 @@ struct Stats {
   std::uint64_t stalls = 0;  // waits that held the compute stream up
   double stalled_ms = 0;
 
-  // Forward passes under a guard that saved something the policy was asked about. Backward has to begin, or all their
-  // saves to end, for the next one to count.
+  // Forward passes under a guard that saved something the policy was asked about (Policy::least_bytes). Backward has to
+  // begin, or all their saves to end, for the next one to count.
   std::uint64_t steps = 0;
 
   Level pool;  // host memory or spill file
   std::uint64_t pool_growths = 0;
   Level stash;            // sources whose copy out is not done
   Level window;           // fetched ahead and not yet used
-  Level saved_on_device;  // all that ebb holds in device memory: kept by policy or for want of room, stash, fetched
+  Level saved_on_device;  // all that ebb holds in device memory: kept by policy (a storage that is below its
+                          // Policy::least_bytes once for each save) or for want of room, stash, fetched
 
   [[nodiscard]] const Count& kept_for(Kept reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };

@@ -18,6 +18,7 @@ class MinimumSize final : public Wrapper {
  public:
   MinimumSize(std::uint64_t bytes, std::shared_ptr<Policy> inner);
   [[nodiscard]] Decision decide(const Candidate& candidate) override;
+  [[nodiscard]] std::uint64_t least_bytes() const override { return bytes_; }
 
  private:
   const std::uint64_t bytes_;

@@ -8,6 +8,7 @@
 
 #include "streams/aligned_memory.h"
 #include "streams/fault_point.h"
+#include "streams/trace.h"
 
 namespace ebb {
 
@@ -23,11 +24,14 @@ void require_cpu(c10::Stream stream) {
 
 }  // namespace
 
-DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine)
-    : DiskTier(std::make_unique<SpillFile>(folder), capacity_bytes, engine) {}
+DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+                   std::shared_ptr<Trace> trace)
+    : DiskTier(std::make_unique<SpillFile>(folder), capacity_bytes, engine, std::move(trace)) {}
 
-DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine)
-    : file_(file.get()),
+DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+                   std::shared_ptr<Trace> trace)
+    : trace_(std::move(trace)),
+      file_(file.get()),
       pool_(std::make_shared<BlockPool>(std::move(file), capacity_bytes)),
       out_(IoQueue::make(engine, *file_, "ebb-out").release()),
       in_(IoQueue::make(engine, *file_, "ebb-in").release()) {}
@@ -52,9 +56,12 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   }
   const auto start = std::chrono::steady_clock::now();
   ticket->synchronize();
-  const std::chrono::nanoseconds stalled = std::chrono::steady_clock::now() - start;
+  const auto end = std::chrono::steady_clock::now();
   ++stalls_;
-  stalled_ns_ += stalled.count();
+  stalled_ns_ += std::chrono::nanoseconds(end - start).count();
+  if (trace_ != nullptr) {
+    trace_->add("stall", TraceTrack::kCompute, start, end, 0);
+  }
 }
 
 c10::DataPtr DiskTier::allocate(std::size_t bytes) {
@@ -84,6 +91,7 @@ Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after)
       .memory = const_cast<void*>(from),  // a write only reads it
       .bytes = to.size(),
       .after = {after.tickets().begin(), after.tickets().end()},
+      .trace = trace_.get(),
   });
 }
 
@@ -95,6 +103,7 @@ Ticket DiskTier::copy_in(void* to, const Block& from, const After& after) {
       .memory = to,
       .bytes = from.size(),
       .after = {after.tickets().begin(), after.tickets().end()},
+      .trace = trace_.get(),
   });
 }
 

@@ -18,6 +18,7 @@
 #include "streams/process_mark.h"
 #include "streams/spill_file.h"
 #include "streams/tier.h"
+#include "streams/trace.h"
 
 namespace ebb {
 
@@ -34,8 +35,10 @@ namespace ebb {
 // not there. Blocks may outlive the tier: they keep the file open.
 class DiskTier final : public Tier {
  public:
-  // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has.
-  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine);
+  // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has. `trace`, if any, gets
+  // copies and stalls.
+  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+           std::shared_ptr<Trace> trace = nullptr);
 
   [[nodiscard]] c10::Device device() const override;
   [[nodiscard]] c10::Stream current_stream() const override;
@@ -58,9 +61,11 @@ class DiskTier final : public Tier {
   [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
 
  private:
-  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine);
+  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+           std::shared_ptr<Trace> trace);
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
 
+  const std::shared_ptr<Trace> trace_;
   const SpillFile* const file_;  // owned by the pool
   const std::shared_ptr<BlockPool> pool_;
   // After the pool: both finish their work before it may close the file.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "streams/trace.h"
 #include "streams/wait_point.h"
 
 namespace ebb {
@@ -35,6 +36,9 @@ std::optional<IoChunk> IoJob::next_chunk() {
   if (bytes_handed_out_ == request_.bytes) {
     return std::nullopt;
   }
+  if (bytes_handed_out_ == 0 && request_.trace != nullptr) {
+    begin_ = std::chrono::steady_clock::now();
+  }
   const IoChunk chunk{
       .kind = request_.kind,
       .file_offset = request_.file_offset + bytes_handed_out_,
@@ -52,8 +56,17 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
   }
   --chunks_left_;
   if (chunks_left_ == 0 || (!in_force(WaitPoint::kDiskLastPart) && !completion_->done())) {
-    completion_->finish(error_);
+    finish(error_);
   }
+}
+
+void IoJob::finish(std::exception_ptr error) noexcept {
+  if (request_.trace != nullptr) {
+    const bool out = request_.kind == IoKind::kWrite;
+    request_.trace->add(out ? "copy out" : "copy in", out ? TraceTrack::kOutLane : TraceTrack::kInLane, begin_,
+                        std::chrono::steady_clock::now(), request_.bytes);
+  }
+  completion_->finish(std::move(error));
 }
 
 }  // namespace ebb

@@ -9,6 +9,7 @@
 
 #include "streams/host_completion.h"
 #include "streams/io_request.h"
+#include "streams/trace_span.h"
 
 namespace ebb {
 
@@ -49,8 +50,11 @@ class IoJob {
   void finish_chunk(std::exception_ptr error) noexcept;
 
  private:
+  void finish(std::exception_ptr error) noexcept;
+
   IoRequest request_;
   std::size_t bytes_handed_out_ = 0;
+  TraceSpan::Time begin_;  // where there is a trace
 
   std::mutex mutex_;
   std::size_t chunks_left_;   // LOCK: mutex_

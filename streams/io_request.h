@@ -8,6 +8,8 @@
 
 namespace ebb {
 
+class Trace;
+
 enum class IoKind : std::uint8_t { kRead, kWrite };
 
 // One transfer between memory and the spill file.
@@ -24,6 +26,7 @@ struct IoRequest {
 
   // The request starts when all of these are done. If one failed, a read fails with the same error.
   std::vector<Ticket> after;
+  Trace* trace = nullptr;  // gets a span from the first byte to the last, if there is one; must outlive the request
 };
 
 }  // namespace ebb

@@ -15,8 +15,8 @@ namespace {
 // Two events in a row on an idle stream lie a few microseconds apart; what is shorter than this is no stall.
 constexpr float kShortestStallMs = 0.02F;
 
-// Finished stalls are added up when this many are open, so that their events come back and steady training makes none.
-constexpr std::size_t kOpenStalls = 64;
+// What is finished is settled when this many are open, so that their events come back and steady training makes none.
+constexpr std::size_t kOpenTimed = 64;
 
 const CudaEvent& event(const Ticket& ticket) { return static_cast<const CudaEvent&>(*ticket); }
 
@@ -42,7 +42,13 @@ PinnedTier::PinnedTier(const Config& config)
       events_(CudaEventPool::of(config.device, CudaEventPool::Timing::kOff)),
       timed_events_(CudaEventPool::of(config.device, CudaEventPool::Timing::kOn)),
       pool_(std::make_shared<BlockPool>(std::make_unique<HostSlabs>(config.device, config.pinned),
-                                        config.capacity_bytes)) {}
+                                        config.capacity_bytes)) {
+  if (config_.trace != nullptr) {
+    base_ = timed_events_.record(out_lane_);
+    base_->synchronize();
+    base_time_ = std::chrono::steady_clock::now();
+  }
+}
 
 c10::Stream PinnedTier::current_stream() const {
   return c10::cuda::getCurrentCUDAStream(config_.device.index()).unwrap();
@@ -55,13 +61,10 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     return;
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
-  const std::lock_guard lock(stall_mutex_);
+  const std::lock_guard lock(timed_mutex_);
   Ticket before = timed_events_.record(compute);
   block(compute, ticket);
-  open_stalls_.push_back({std::move(before), timed_events_.record(compute)});
-  if (open_stalls_.size() >= kOpenStalls) {
-    add_up_finished_stalls();
-  }
+  time({TraceTrack::kCompute, 0, std::move(before), timed_events_.record(compute)});
 }
 
 c10::DataPtr PinnedTier::allocate(std::size_t bytes) {
@@ -90,10 +93,18 @@ Ticket PinnedTier::copy(c10::cuda::CUDAStream lane, void* to, const void* from, 
       block(lane, ticket);
     }
   }
+  const bool traced = config_.trace != nullptr;
+  Ticket before = traced ? timed_events_.record(lane) : nullptr;
   C10_CUDA_CHECK(fails(FaultPoint::kCopy) ? cudaErrorInvalidValue
                                           : cudaMemcpyAsync(to, from, bytes, kind, lane.stream()));
   try {
-    return events_.record(lane);
+    Ticket done = (traced ? timed_events_ : events_).record(lane);
+    if (traced) {
+      const std::lock_guard lock(timed_mutex_);
+      time({kind == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane, bytes, std::move(before),
+            done});
+    }
+    return done;
   } catch (...) {
     // Without a ticket nobody could tell when the memory is free again, so that must be now.
     static_cast<void>(cudaStreamSynchronize(lane.stream()));
@@ -102,21 +113,44 @@ Ticket PinnedTier::copy(c10::cuda::CUDAStream lane, void* to, const void* from, 
 }
 
 StallStats PinnedTier::stall_stats() const {
-  const std::lock_guard lock(stall_mutex_);
-  add_up_finished_stalls();
+  const std::lock_guard lock(timed_mutex_);
+  settle_finished();
   return stalls_;
 }
 
-void PinnedTier::add_up_finished_stalls() const {
-  while (!open_stalls_.empty() && is_done(open_stalls_.front().after)) {
-    const Stall& stall = open_stalls_.front();
-    const float ms = event(stall.after).ms_since(event(stall.before));
-    if (ms >= kShortestStallMs) {
+void PinnedTier::time(Timed timed) {
+  timed_.push_back(std::move(timed));
+  if (timed_.size() >= kOpenTimed) {
+    settle_finished();
+  }
+}
+
+void PinnedTier::settle_finished() const {
+  while (!timed_.empty() && is_done(timed_.front().after)) {
+    const Timed& timed = timed_.front();
+    const float ms = event(timed.after).ms_since(event(timed.before));
+    const bool stall = timed.track == TraceTrack::kCompute;
+    if (stall && ms >= kShortestStallMs) {
       ++stalls_.count;
       stalls_.total_ms += ms;
     }
-    open_stalls_.pop_front();
+    if (config_.trace != nullptr && (!stall || ms >= kShortestStallMs)) {
+      add_to_trace(timed, ms);
+    }
+    timed_.pop_front();
   }
+}
+
+void PinnedTier::add_to_trace(const Timed& timed, float ms_long) const {
+  using Ms = std::chrono::duration<double, std::milli>;
+  const auto after_base = [this](double ms) {
+    return base_time_ + std::chrono::duration_cast<TraceSpan::Time::duration>(Ms(ms));
+  };
+  const double begin = event(timed.before).ms_since(event(base_));
+  const char* const name = timed.track == TraceTrack::kCompute   ? "stall"
+                           : timed.track == TraceTrack::kOutLane ? "copy out"
+                                                                 : "copy in";
+  config_.trace->add(name, timed.track, after_base(begin), after_base(begin + ms_long), timed.bytes);
 }
 
 }  // namespace ebb

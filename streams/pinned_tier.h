@@ -11,6 +11,7 @@
 #include "streams/block_pool.h"
 #include "streams/cuda_event.h"
 #include "streams/tier.h"
+#include "streams/trace.h"
 
 namespace ebb {
 
@@ -26,6 +27,7 @@ class PinnedTier final : public Tier {
     bool pinned = true;      // false: pageable host memory
     bool overlapped = true;  // false: copies run on the calling thread's current stream
     std::optional<std::uint64_t> capacity_bytes;
+    std::shared_ptr<Trace> trace;  // if any, gets copies and stalls
   };
 
   explicit PinnedTier(const Config& config);
@@ -43,15 +45,19 @@ class PinnedTier final : public Tier {
  private:
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
 
-  // The compute stream's time just before and just after a wait; what lies between is the stall.
-  struct Stall {
+  // A stream's time just before and just after a wait, which is a stall, or a copy.
+  struct Timed {
+    TraceTrack track;
+    std::uint64_t bytes;
     Ticket before;
     Ticket after;
   };
 
   Ticket copy(c10::cuda::CUDAStream lane, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
               const After& after);
-  void add_up_finished_stalls() const;  // LOCK: stall_mutex_
+  void time(Timed timed);
+  void settle_finished() const;                                // LOCK: timed_mutex_
+  void add_to_trace(const Timed& timed, float ms_long) const;  // LOCK: timed_mutex_
 
   const Config config_;
   const c10::cuda::CUDAStream out_lane_;
@@ -60,9 +66,13 @@ class PinnedTier final : public Tier {
   CudaEventPool& timed_events_;
   const std::shared_ptr<BlockPool> pool_;
 
-  mutable std::mutex stall_mutex_;
-  mutable std::deque<Stall> open_stalls_;  // LOCK: stall_mutex_
-  mutable StallStats stalls_;              // LOCK: stall_mutex_
+  // A point that is known on both clocks, if there is a trace.
+  Ticket base_;
+  TraceSpan::Time base_time_;
+
+  mutable std::mutex timed_mutex_;
+  mutable std::deque<Timed> timed_;  // LOCK: timed_mutex_. Not settled yet
+  mutable StallStats stalls_;        // LOCK: timed_mutex_
 };
 
 }  // namespace ebb

@@ -50,10 +50,38 @@ struct UnlessForked {
   }
 };
 
+// The same for std::allocate_shared, which puts an object and its counts into one allocation.
+template <typename T>
+struct AllocatorUnlessForked {
+  using value_type = T;
+  ProcessMark made_in;
+
+  AllocatorUnlessForked() = default;
+  template <typename U>
+  AllocatorUnlessForked(const AllocatorUnlessForked<U>& other) noexcept : made_in(other.made_in) {}
+
+  T* allocate(std::size_t count) { return std::allocator<T>().allocate(count); }
+  void deallocate(T* memory, std::size_t count) noexcept {
+    if (!made_in.forked()) {
+      std::allocator<T>().deallocate(memory, count);
+    }
+  }
+  template <typename U>
+  void destroy(U* object) noexcept {
+    if (!made_in.forked()) {
+      std::destroy_at(object);
+    }
+  }
+  template <typename U>
+  bool operator==(const AllocatorUnlessForked<U>& /*other*/) const noexcept {
+    return true;
+  }
+};
+
 // As std::make_shared, but a forked child never destroys the object.
 template <typename T, typename... Arguments>
 [[nodiscard]] std::shared_ptr<T> make_shared_unless_forked(Arguments&&... arguments) {
-  return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), UnlessForked{});
+  return std::allocate_shared<T>(AllocatorUnlessForked<T>{}, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace ebb

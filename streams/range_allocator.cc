@@ -43,9 +43,17 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
     return std::nullopt;
   }
   const auto [whole, address] = *fit;
-  erase(ranges_.find(address));
-  if (whole > bytes) {
-    insert(address + bytes, whole - bytes);
+  if (whole > bytes) {  // what is left keeps the two nodes: no allocation
+    auto by_address = ranges_.extract(address);
+    auto by_size = by_size_.extract(fit);
+    by_address.key() = address + bytes;
+    by_address.mapped() = whole - bytes;
+    by_size.value() = {whole - bytes, address + bytes};
+    ranges_.insert(std::move(by_address));
+    by_size_.insert(std::move(by_size));
+    free_bytes_ -= bytes;
+  } else {
+    erase(ranges_.find(address));
   }
   return Range{address, take_gates(address, address + bytes)};
 }

@@ -110,7 +110,8 @@ TEST_CASE_METHOD(NoLeak, "memory that LibTorch does not own stays, and memory th
 
 TEST_CASE_METHOD(NoLeak, "what a policy keeps stays on the device until its save ends, and is counted once") {
   Setting setting = late();
-  setting.options.policy = minimum_size(100 * kFloat);
+  setting.options.policy = callback(
+      [](const Candidate& candidate) { return candidate.bytes < 100 * kFloat ? Decision::kKeep : Decision::kOffload; });
   Rig rig(setting);
   Inputs in;
   {
@@ -125,6 +126,63 @@ TEST_CASE_METHOD(NoLeak, "what a policy keeps stays on the device until its save
     CHECK(stats.saved_on_device.now_bytes == 99 * kFloat);
   }
   CHECK(rig.stats().saved_on_device.now_bytes == 0);
+}
+
+// Says which is the smallest storage to ask about, and what it was asked about.
+class PickyPolicy final : public Policy {
+ public:
+  explicit PickyPolicy(std::uint64_t least_bytes) : least_bytes_(least_bytes) {}
+  void begin_step() override { ++steps; }
+  [[nodiscard]] Decision decide(const Candidate& candidate) override {
+    asked.push_back(candidate.bytes);
+    return Decision::kOffload;
+  }
+  [[nodiscard]] bool needs_operation() const override { return false; }
+  [[nodiscard]] std::uint64_t least_bytes() const override { return least_bytes_; }
+
+  int steps = 0;
+  std::vector<std::uint64_t> asked;
+
+ private:
+  const std::uint64_t least_bytes_;
+};
+
+TEST_CASE_METHOD(NoLeak, "a policy is not asked about storages below its least, which stay, counted once a save") {
+  Setting setting = late();
+  const auto policy = std::make_shared<PickyPolicy>(100 * kFloat);
+  setting.options.policy = policy;
+  Rig rig(setting);
+  Inputs in;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    const at::Tensor small = in.activation({99});
+    loss = small.pow(2).sum() + small.pow(3).sum() + in.activation({100}).pow(2).sum();
+  }
+  CHECK(policy->asked == std::vector<std::uint64_t>{100 * kFloat});
+  CHECK(policy->steps == 1);
+  rig.offloader().drain();
+  const Stats stats = rig.stats();
+  check_kept(stats, Kept::kPolicy, 2, 2 * 99 * kFloat);
+  CHECK(stats.deduplicated.tensors == 0);
+  CHECK(stats.offloaded.tensors == 1);
+  CHECK(stats.saved_on_device.now_bytes == 2 * 99 * kFloat);
+  loss.reset();
+  CHECK(rig.stats().saved_on_device.now_bytes == 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "a small save may outlive its offloader") {
+  Setting setting = late();
+  setting.options.policy = minimum_size(100 * kFloat);
+  Inputs in;
+  at::Tensor loss;
+  {
+    const auto offloader = make_offloader(setting, make_tier(setting));
+    const OffloadGuard guard(*offloader);
+    loss = in.activation({9}).pow(2).sum();
+    CHECK(offloader->stats().saved_on_device.now_bytes == 9 * kFloat);
+  }
+  loss.backward();
 }
 
 TEST_CASE_METHOD(NoLeak, "the biggest fraction moves from the second step on, and every step is exact") {

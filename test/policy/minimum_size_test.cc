@@ -23,6 +23,13 @@ TEST_CASE("the minimum size is 1 MiB unless said otherwise") {
   CHECK(policy->decide(of_size(1 << 20)) == Decision::kOffload);
 }
 
+TEST_CASE("the minimum size needs no asking, unless another policy is around it that counts") {
+  CHECK(minimum_size(1000)->least_bytes() == 1000);
+  CHECK(minimum_size(1000, biggest_fraction(0.5))->least_bytes() == 1000);
+  CHECK(biggest_fraction(0.5, minimum_size(1000))->least_bytes() == 0);
+  CHECK(except_operations({"SiluBackward0"}, minimum_size(1000))->least_bytes() == 0);
+}
+
 TEST_CASE("a storage that is too small is not shown to the inner policy") {
   const auto inner = std::make_shared<RecordingPolicy>();
   const auto policy = minimum_size(10, inner);

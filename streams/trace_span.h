@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace ebb {
+
+// Where something takes its time. The lanes and the compute stream are the device's; on the CPU, where the calling
+// thread is the compute stream, that track shows when it was held up.
+enum class TraceTrack : std::uint8_t { kHost, kCompute, kOutLane, kInLane };
+
+// Something that took time: a copy, a stall, a call on the host.
+struct TraceSpan {
+  using Time = std::chrono::steady_clock::time_point;
+
+  const char* name;  // "copy out", "copy in", "stall", "pack", "unpack"; never freed
+  TraceTrack track;
+  Time begin;
+  Time end;
+  std::uint64_t bytes;   // 0 where there are none to name
+  std::uint64_t thread;  // the host's, of TraceTrack::kHost. Small numbers, in the order of appearance
+};
+
+}  // namespace ebb
