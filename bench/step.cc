@@ -7,6 +7,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -19,7 +20,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/chrome_trace.h"
 #include "bench/device.h"
+#include "bench/percentile.h"
 #include "bench/step_measure.h"
 #include "bench/step_options.h"
 #include "bench/step_shape.h"
@@ -106,6 +109,8 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"none_ms_median", percentile(times.none_ms, 0.5)},
       {"ratio_of_medians", percentile(times.config_ms, 0.5) / percentile(times.none_ms, 0.5)},
       {"median_of_pair_ratios", percentile(ratios, 0.5)},
+      {"forward_ms_median", percentile(times.config_forward_ms, 0.5)},
+      {"gradient_norm", gradient_norm(workload, used)},
       {"pairs", options.pairs},
       {"after_forward_bytes", memory.after_forward_bytes},
       {"peak_bytes", memory.peak_bytes},
@@ -132,6 +137,25 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
   return result;
 }
 
+// One step in steady state, for Perfetto.
+void trace_step(StepWorkload& workload, const StepOptions& options, const std::string& name, const std::string& dtype,
+                c10::Device device) {
+  Options chosen = config_options(name, offload_options(options, device));
+  chosen.record_trace = true;
+  Offloader offloader(chosen);
+  std::vector<TraceSpan> spans;
+  constexpr int kSteps = 4;
+  for (int i = 0; i < kSteps; ++i) {
+    static_cast<void>(offloader.take_trace());
+    const auto begin = std::chrono::steady_clock::now();
+    workload.step(&offloader);
+    synchronize(device);
+    spans = offloader.take_trace();
+    spans.push_back({"step", TraceTrack::kHost, begin, std::chrono::steady_clock::now(), 0, 0});
+  }
+  write_whole_file(options.trace / (dtype + "_" + name + ".json"), chrome_trace(spans));
+}
+
 // Fails before the measurements rather than after them.
 void check_out(const std::filesystem::path& out) {
   if (out.empty()) {
@@ -147,6 +171,9 @@ int run(const StepOptions& options) {
   const c10::Device device = pick_device(options.device);
   DeviceMemory device_memory(device);  // before any weights, which it is to count
   check_out(options.out);
+  if (!options.trace.empty()) {
+    make_folder(options.trace);
+  }
   if (options.compare_only) {
     return compare(options, device);
   }
@@ -158,9 +185,12 @@ int run(const StepOptions& options) {
     StepWorkload workload(shape, kDtypes.at(dtype), device);
     for (const std::string& name : options.configs) {
       nlohmann::json result = measure(workload, options, name, device_memory, device);
+      if (!options.trace.empty() && name != "none") {
+        trace_step(workload, options, name, dtype, device);
+      }
       result["dtype"] = dtype;
       result["shape"] = shape.name;
-      result["layers"] = shape.model.layers;
+      result["layers"] = layers(shape);
       result["device"] = device_name(device);
       result["gradients_equal"] = equal.at(name);
       all_equal = all_equal && equal.at(name).get<bool>();

@@ -2,25 +2,33 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <stdexcept>
 #include <utility>
 
+#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include "bench/device.h"
+#include "bench/device_clock.h"
 #include "offload/offloader.h"
 
 namespace ebb {
 namespace {
 
-double time_step(StepWorkload& workload, Offloader* offloader, c10::Device device) {
+struct StepTime {
+  double forward_ms;
+  double whole_ms;
+};
+
+StepTime time_step(StepWorkload& workload, Offloader* offloader, c10::Device device) {
+  using Clock = std::chrono::steady_clock;
+  using Ms = std::chrono::duration<double, std::milli>;
   synchronize(device);
-  const auto start = std::chrono::steady_clock::now();
-  workload.step(offloader);
+  DeviceClock clock(device);
+  const auto start = Clock::now();
+  workload.step(offloader, [&] { clock.stop(); });
   synchronize(device);
-  const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
-  return ms.count();
+  return {clock.ms(), Ms(Clock::now() - start).count()};
 }
 
 std::uint64_t device_allocations(c10::Device device) {
@@ -56,13 +64,12 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
   }
   for (int i = 0; i < pairs; ++i) {
     // Each is the first of every other pair, so that neither is always the one that follows the other.
-    std::pair<Offloader*, std::vector<double>*> first{nullptr, &times.none_ms};
-    std::pair<Offloader*, std::vector<double>*> second{offloader, &times.config_ms};
-    if (i % 2 == 1) {
-      std::swap(first, second);
-    }
-    for (const auto& [used, ms] : {first, second}) {
-      ms->push_back(time_step(workload, used, device));
+    for (const bool none : {i % 2 == 0, i % 2 == 1}) {
+      const StepTime time = time_step(workload, none ? nullptr : offloader, device);
+      (none ? times.none_ms : times.config_ms).push_back(time.whole_ms);
+      if (!none) {
+        times.config_forward_ms.push_back(time.forward_ms);
+      }
     }
   }
   return times;
@@ -82,6 +89,15 @@ StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMe
   synchronize(device);
   result.peak_bytes = memory.peak_bytes();
   return result;
+}
+
+double gradient_norm(StepWorkload& workload, Offloader* offloader) {
+  double squares = 0;
+  for (const at::Tensor& gradient : workload.step(offloader)) {
+    const double norm = at::linalg_vector_norm(gradient, 2, {}, /*keepdim=*/false, at::kDouble).item<double>();
+    squares += norm * norm;
+  }
+  return std::sqrt(squares);
 }
 
 bool gradients_equal(StepWorkload& workload, Offloader& offloader) {
@@ -113,14 +129,6 @@ SteadyState run_steadily(StepWorkload& workload, Offloader& offloader, int steps
   result.pool_growths = offloader.stats().pool_growths - growths;
   result.device_allocations = device_allocations(device) - allocations;
   return result;
-}
-
-double percentile(std::vector<double> values, double fraction) {
-  std::sort(values.begin(), values.end());
-  const double at = fraction * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(std::floor(at));
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return values[below] + (at - std::floor(at)) * (values[above] - values[below]);
 }
 
 }  // namespace ebb

@@ -6,6 +6,7 @@
 
 #include <c10/core/Device.h>
 
+#include "bench/percentile.h"
 #include "bench/step_workload.h"
 #include "offload/options.h"
 
@@ -21,7 +22,8 @@ Options config_options(const std::string& name, const Options& options);
 
 struct StepTimes {
   std::vector<double> none_ms;
-  std::vector<double> config_ms;  // one for each of `none_ms`, run right before or after it
+  std::vector<double> config_ms;          // one for each of `none_ms`, run right before or after it
+  std::vector<double> config_forward_ms;  // of each, on the compute stream until the head's linear is done
 };
 
 // Steps of none and of the configuration in turn, after `warm_up` of each. Which of a pair runs first alternates.
@@ -34,6 +36,9 @@ struct StepMemory {
 
 // `memory` must have been made before the workload.
 StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device);
+
+// The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
+double gradient_norm(StepWorkload& workload, Offloader* offloader);
 
 // Whether all gradients of three consecutive steps are those of plain autograd, bit for bit: the first learns the order
 // of reads, the others follow it and reuse blocks. Deterministic algorithms must be on: on a GPU, plain autograd does
@@ -49,7 +54,5 @@ struct SteadyState {
 };
 
 SteadyState run_steadily(StepWorkload& workload, Offloader& offloader, int steps, c10::Device device);
-
-double percentile(std::vector<double> values, double fraction);
 
 }  // namespace ebb

@@ -8,7 +8,8 @@ namespace ebb {
 
 std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
-  app.add_option("--shape", options.shape, "w1, small or tiny")->capture_default_str();
+  app.add_option("--shape", options.shape, "w1, small, tiny, long, mlp, resnet, tiny-mlp or tiny-resnet")
+      ->capture_default_str();
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option("--configs", options.configs)
@@ -22,6 +23,8 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
   app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
   auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
+  app.add_option("--trace", options.trace, "Write a Chrome trace of one step of each configuration into this folder")
+      ->type_name("FOLDER");
   app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
       ->needs(out);
   try {
@@ -29,16 +32,13 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  validate(chosen_shape(options).model);
+  static_cast<void>(chosen_shape(options));
   return std::nullopt;
 }
 
 StepShape chosen_shape(const StepOptions& options) {
-  StepShape shape = step_shape(options.shape);
-  if (options.layers) {
-    shape.model.layers = *options.layers;
-  }
-  return shape;
+  const StepShape shape = step_shape(options.shape);
+  return options.layers ? with_layers(shape, *options.layers) : shape;
 }
 
 }  // namespace ebb

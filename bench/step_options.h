@@ -22,12 +22,14 @@ struct StepOptions {
   std::optional<int> steady;  // not looked at unless given
   bool compare_only = false;
   std::filesystem::path out;
+  std::filesystem::path trace;  // a folder; empty for no traces
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
 };
 
 // Reads the command line into `options`. Returns the program's exit code if it is to end here: 0 after --help, else
-// CLI11's code for the usage error that was printed. Throws std::invalid_argument for a shape that there is not.
+// CLI11's code for the usage error that was printed. Throws std::invalid_argument for a shape that there is not, or
+// that cannot have so many layers.
 std::optional<int> parse_options(int argc, char** argv, StepOptions& options);
 
 // The shape asked for, with the layers asked for.

@@ -6,28 +6,24 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "bench/step_shape.h"
+#include "bench/step_model.h"
 
 namespace ebb {
 
-class Llama;
 class Offloader;
 
-// One training step without its optimizer: forward, then the gradients of mean(logsumexp(float(logits))) for all
-// parameters. The head runs under a NoOpGuard. Inputs and weights come from fixed seeds.
+// One training step without its optimizer: forward, then the gradients of mean(logsumexp(float(output))) for all
+// parameters. The head runs under a NoOpGuard.
 class StepWorkload {
  public:
-  StepWorkload(const StepShape& shape, at::ScalarType dtype, c10::Device device);
-  ~StepWorkload();
+  StepWorkload(const StepShape& shape, at::ScalarType dtype, c10::Device device)
+      : model_(make_step_model(shape, dtype, device)) {}
 
   // `offloader` null: autograd as it is. `after_forward`, if any, is called right after the head's linear.
   std::vector<at::Tensor> step(Offloader* offloader, const std::function<void()>& after_forward = {});
 
-  [[nodiscard]] const Llama& model() const { return *model_; }
-
  private:
-  std::shared_ptr<Llama> model_;
-  at::Tensor tokens_;  // int64 [batch, sequence]
+  const std::unique_ptr<StepModel> model_;
 };
 
 }  // namespace ebb

@@ -94,7 +94,7 @@ void fuzz_step_options(FuzzInput input) {
   if (!parse(input, options)) {
     return;
   }
-  require_of_parser(parameter_count(chosen_shape(options).model) > 0, "a model without parameters");
+  require_of_parser(layers(chosen_shape(options)) > 0, "a model without layers");
   require_of_parser(options.pairs >= 1 && options.warm_up >= 0, "nothing to measure");
   require_fits(options.stash_bytes);
   require_fits(options.window_bytes);

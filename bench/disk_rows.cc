@@ -1,0 +1,143 @@
+#include "bench/disk_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "bench/bytes.h"
+#include "bench/disk_tier_rate.h"
+#include "bench/percentile.h"
+#include "bench/raw_disk.h"
+#include "streams/aligned_memory.h"
+#include "streams/uring_io.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::array<std::size_t, 4> kBlockSizes{64 << 10, 1 << 20, 4 << 20, 16 << 20};
+constexpr std::array<unsigned, 2> kInFlight{1, 8};
+constexpr std::size_t kLargestBlock = kBlockSizes.back();
+constexpr std::uint64_t kLeastFileBytes = kInFlight.back() * kLargestBlock;
+constexpr std::size_t kBacklog = std::numeric_limits<std::size_t>::max();
+constexpr std::uint64_t kMemoryBytes = std::uint64_t{256} << 20;
+
+struct Method {
+  const char* name;
+  std::function<double(const DiskLoad&)> gb_per_s;
+  bool raw = true;
+  std::vector<double> samples{};  // GB/s of the load that is being measured, one for each repetition
+};
+
+std::uint64_t whole_blocks(std::uint64_t file_bytes) {
+  if (file_bytes < kLeastFileBytes) {
+    throw std::invalid_argument("a file of " + format_bytes(file_bytes) + " is too small to measure a disk with: " +
+                                format_bytes(kLeastFileBytes) + " are the least");
+  }
+  return file_bytes / kLargestBlock * kLargestBlock;
+}
+
+void fill_randomly(std::span<std::byte> memory) {
+  std::mt19937_64 random;
+  for (std::size_t at = 0; at < memory.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t number = random();
+    std::memcpy(memory.data() + at, &number, sizeof(number));
+  }
+}
+
+void take_samples(const DiskLoad& load, int repetitions, std::vector<Method>& methods) {
+  for (Method& method : methods) {
+    method.samples.clear();
+    static_cast<void>(method.gb_per_s(load));  // the one that does not count
+  }
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t i = 0; i < methods.size(); ++i) {
+      Method& method = methods[(static_cast<std::size_t>(repetition) + i) % methods.size()];
+      method.samples.push_back(method.gb_per_s(load));
+    }
+  }
+}
+
+const std::vector<double>& fastest_raw(const std::vector<Method>& methods) {
+  const auto key = [](const Method& method) { return method.raw ? percentile(method.samples, 0.5) : 0; };
+  return std::max_element(methods.begin(), methods.end(),
+                          [&](const Method& a, const Method& b) { return key(a) < key(b); })
+      ->samples;
+}
+
+void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Method>& methods, ResultRows& rows) {
+  const std::vector<double>& limit = fastest_raw(methods);
+  for (const Method& method : methods) {
+    nlohmann::json row{{"measure", "disk"},
+                       {"method", method.name},
+                       {"direction", load.kind == IoKind::kWrite ? "write" : "read"},
+                       {"block_bytes", load.block_bytes},
+                       {"in_flight", load.in_flight},
+                       {"spill_folder", plan.folder.string()},
+                       {"file_bytes", whole_blocks(plan.file_bytes)},
+                       {"repetitions", plan.repetitions},
+                       {"device", plan.device}};
+    add_spread(row, "gb_per_s", method.samples);
+    if (!method.raw) {
+      std::vector<double> ratios;
+      for (std::size_t i = 0; i < limit.size(); ++i) {
+        ratios.push_back(method.samples[i] / limit[i]);
+      }
+      add_spread(row, "over_raw", ratios);
+    }
+    rows.add(std::move(row));
+  }
+}
+
+std::vector<Method> methods_for(unsigned in_flight, const RawDisk& raw, DiskTierRate& tier) {
+  std::vector<Method> methods;
+  if (!UringIo::refusal()) {
+    methods.push_back({"raw_io_uring", [&](const DiskLoad& load) { return raw.uring_gb_per_s(load); }});
+  }
+  methods.push_back({"raw_threads", [&](const DiskLoad& load) { return raw.threads_gb_per_s(load); }});
+  methods.push_back({"disk_tier", [&](const DiskLoad& load) { return tier.gb_per_s(load.kind, load.in_flight); },
+                     /*raw=*/false});
+  if (in_flight == UringIo::kDepth) {
+    methods.push_back({"disk_tier_backlog", [&](const DiskLoad& load) { return tier.gb_per_s(load.kind, kBacklog); },
+                       /*raw=*/false});
+  }
+  return methods;
+}
+
+}  // namespace
+
+void check(const DiskPlan& plan) {
+  static_cast<void>(whole_blocks(plan.file_bytes));
+  const RawDisk no_more_than_a_page(plan.folder, kPageBytes, {});
+}
+
+void add_disk_rows(const DiskPlan& plan, ResultRows& rows) {
+  const std::uint64_t file_bytes = whole_blocks(plan.file_bytes);
+  const std::size_t memory_bytes = std::min(file_bytes, kMemoryBytes);
+  const AlignedMemory owner = allocate_pages(memory_bytes);
+  const std::span<std::byte> memory(owner.get(), memory_bytes);
+  fill_randomly(memory);
+  const RawDisk raw(plan.folder, file_bytes, memory);
+  DiskTierRate tier(plan.folder, file_bytes, memory);
+
+  for (const std::size_t block_bytes : kBlockSizes) {
+    tier.lease_blocks_of(block_bytes);
+    for (const unsigned in_flight : kInFlight) {
+      std::vector<Method> methods = methods_for(in_flight, raw, tier);
+      for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {  // what is read has been written in such blocks
+        const DiskLoad load{kind, block_bytes, in_flight};
+        take_samples(load, plan.repetitions, methods);
+        add_rows(plan, load, methods, rows);
+      }
+    }
+  }
+}
+
+}  // namespace ebb

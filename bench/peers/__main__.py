@@ -1,0 +1,79 @@
+"""Question: what does a training step cost in time, what does the GPU hold, and are its gradients right, with ebb and
+with what a user would pick instead, for one model with the same weights and tokens, in eager mode?
+
+From the repository's root: python -m bench.peers --out peers.json. third_party/peers-requirements.txt has the packages;
+one that is missing costs its row only.
+
+Steps of plain autograd and of a configuration alternate in one process, so that drift of the machine's clocks meets
+both alike; beside ebb, plain autograd is in C++ too. Times are the host's, between device synchronisations, in default
+mode. "Over none" is the ratio of medians, and none over none is the noise. "After forward" is what the GPU holds right
+after the head's linear, logits included, when all copies are done; sources that a package keeps for longer are in it.
+The norm is over all gradients of a step in default mode, and "off by" is relative to plain autograd's in Python. Bit by
+bit, gradients are compared in deterministic mode, because plain autograd on a GPU does not agree with itself otherwise.
+The output head and the loss are outside of what offloads.
+
+Each measurement has a process of its own, so that nothing of one, pinned memory included, is left for the next. The
+exit status is 1 if ebb could not be measured, or if its gradients are not plain autograd's."""
+
+import sys
+from dataclasses import asdict, replace
+
+from . import measure
+from .cpp import measure_cpp
+from .options import EBB, Options, parse_options
+from .process import NotMeasured, in_new_process
+from .results import Results, Row, verdict
+
+# Sums without a fixed order move the norm by far less, a wrong gradient by more.
+NORM_TOLERANCE = 1e-3
+
+
+def measure_python(options: Options, dtype: str, config: str) -> Row:
+    try:
+        row = Row(config, dtype, **in_new_process(measure.measure, options, dtype, config))
+    except NotMeasured as reason:
+        return Row(config, dtype, error=str(reason))
+    if not options.check:
+        return row
+    try:
+        return replace(row, gradients=verdict(in_new_process(measure.gradients_equal, options, dtype, config)))
+    except NotMeasured as reason:
+        return replace(row, gradients=str(reason))
+
+
+def is_wrong(row: Row) -> bool:
+    # In this form a norm that is no number is wrong.
+    return row.error is not None or row.gradients != verdict(True) or not (row.norm_difference or 0) <= NORM_TOLERANCE
+
+
+def main() -> int:
+    options = parse_options(__doc__)
+    try:
+        machine = in_new_process(measure.describe_machine, options)
+    except NotMeasured as reason:
+        sys.exit(f"peers: error: {options.device}: {reason}")
+    about = {
+        "machine": machine,
+        "shape": {"name": options.shape, **asdict(options.chosen_shape())},
+        "pairs": options.pairs,
+        "warm_up": options.warm_up,
+    }
+    results = Results(options.out, about)
+    for dtype in options.dtypes:
+        none_norm: float | None = None
+        for config in options.configs:
+            if config == EBB:
+                rows = measure_cpp(options, dtype, none_norm)
+            else:
+                rows = [measure_python(options, dtype, config)]
+                none_norm = rows[0].none_gradient_norm or none_norm
+            for row in rows:
+                results.add(row)
+    wrong = [row for row in results.rows if row.config == EBB and is_wrong(row)]
+    for row in wrong:
+        print(f"peers: error: ebb in {row.dtype}: {row.error or 'its gradients are wrong'}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The rows of the C++ program: its plain autograd, and ebb beside it."""
+
+import json
+import math
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .options import EBB, Options
+from .results import Row, relative_difference, verdict
+
+ROW_NAMES = {"none": "none in C++", "offload": EBB}  # by the program's own names
+MEASURED = (
+    "ms_median",
+    "ms_p10",
+    "ms_p90",
+    "none_ms_median",
+    "ratio_of_medians",
+    "after_forward_bytes",
+    "peak_bytes",
+    "offloaded_bytes",
+    "gradient_norm",
+)
+
+
+def run_step(options: Options, dtype: str) -> dict[str, dict[str, Any]]:
+    """The program's results by its configurations. Raises OSError or ValueError where it gives none."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "step.json"
+        flags = {"--shape": options.shape, "--dtypes": dtype, "--device": options.device, "--out": out}
+        flags |= {"--warm-up": options.warm_up, "--pairs": options.pairs}
+        if options.layers:
+            flags["--layers"] = options.layers
+        command = [options.step.absolute(), "--configs", *ROW_NAMES, *(word for flag in flags.items() for word in flag)]
+        # Its exit status says no more than its results: it is 1 where gradients differ.
+        status = subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, check=False).returncode
+        text = out.read_text() if out.exists() else ""
+    if not text:
+        raise ValueError(f"{options.step} ended with status {status} and wrote no results")
+    results = {result["config"]: result for result in json.loads(text)}
+    for result in results.values():
+        if result["gradient_norm"] is None:  # JSON has no NaN, and the program's writer puts null
+            result["gradient_norm"] = math.nan
+    return results
+
+
+def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[Row]:
+    """`none_norm` is that of plain autograd in Python, whose model must be the same."""
+    try:
+        results = run_step(options, dtype)
+        return [
+            Row(
+                name,
+                dtype,
+                **{field: results[config][field] for field in MEASURED},
+                none_gradient_norm=none_norm,
+                norm_difference=relative_difference(results[config]["gradient_norm"], none_norm),
+                gradients=verdict(results[config]["gradients_equal"]),
+            )
+            for config, name in ROW_NAMES.items()
+        ]
+    except (OSError, ValueError) as error:
+        return [Row(EBB, dtype, error=f"not runnable here: {error}")]
+    except KeyError as error:
+        return [Row(EBB, dtype, error=f"{options.step} does not say {error}")]

@@ -1,0 +1,66 @@
+"""What a user of the benchmark may set."""
+
+import argparse
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from .configurations import CONFIGURATIONS
+from .model import SHAPES, Shape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+EBB = "ebb"
+CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Options:
+    shape: str = "w1"
+    layers: int | None = None  # the shape's unless given
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    configs: tuple[str, ...] = CONFIGS
+    device: str = "auto"
+    warm_up: int = 3
+    pairs: int = 10
+    check: bool = True
+    step: Path = REPOSITORY / "bazel-bin/bench/step"  # the C++ program
+    out: Path | None = None
+
+    def chosen_shape(self) -> Shape:
+        shape = SHAPES[self.shape]
+        return replace(shape, layers=self.layers) if self.layers else shape
+
+
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def full_device_name(name: str) -> str:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda:0" if name == "cuda" else name
+
+
+def parse_options(description: str) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="peers", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(**{field.name: field.default for field in fields(Options)})
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--layers", type=positive, help="instead of the shape's own number")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
+    parser.add_argument("--configs", nargs="+", choices=CONFIGS, help="measured in this order")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--warm-up", type=positive, help="steps of each before timing")
+    parser.add_argument("--pairs", type=positive, help="timed steps of each")
+    parser.add_argument(
+        "--check", action=argparse.BooleanOptionalAction, help="compare the peers' gradients bit by bit"
+    )
+    parser.add_argument("--step", type=Path, help="the C++ program (default: bazel-bin/bench/step)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the results here as JSON")
+    options = Options(**vars(parser.parse_args()))
+    return replace(options, device=full_device_name(options.device))

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+namespace ebb {
+
+// At this time, in milliseconds of some clock, so many bytes had been copied.
+struct Progress {
+  double ms = 0;
+  double bytes = 0;
+};
+
+// How one direction's copies went: in the order of time, from the start on, when no byte had been copied.
+using ProgressCurve = std::vector<Progress>;
+
+// GB/s (1e9 bytes) from the first point to the last. Requires two points of different times.
+double rate_gb_per_s(const ProgressCurve& curve);
+
+// The same for each of two curves on one clock, over the time in which both ran: one is done before the other, which
+// then has the link to itself. Between points the rate counts as constant. Throws std::runtime_error if there was no
+// such time.
+std::pair<double, double> rates_together(const ProgressCurve& a, const ProgressCurve& b);
+
+}  // namespace ebb
