@@ -53,7 +53,7 @@ struct UnlessForked {
 // The same for std::allocate_shared, which puts an object and its counts into one allocation.
 template <typename T>
 struct AllocatorUnlessForked {
-  using value_type = T;
+  using value_type = T;  // NOLINT(readability-identifier-naming): the name that the standard wants
   ProcessMark made_in;
 
   AllocatorUnlessForked() = default;

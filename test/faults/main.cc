@@ -66,17 +66,21 @@ int run(c10::Device device, const std::string& only) {
   return injections > 10 * not_made && all_wrong == 0 ? 0 : 1;
 }
 
+int parse_and_run(int argc, char** argv) {
+  std::string device = "cpu";
+  CLI::App app("Has every call fail that the system may refuse, at every time.", "faults");
+  add_device_flag(app, device);
+  std::string only;
+  app.add_option("--only", only, "The name of the one setting to try; 0 injections if there is none of that name");
+  if (const std::optional<int> status = parse(app, argc, argv)) {
+    return *status;
+  }
+  return run(prepare_device(device), only);
+}
+
 }  // namespace
 }  // namespace ebb::faults
 
 int main(int argc, char** argv) {
-  std::string device = "cpu";
-  CLI::App app("Has every call fail that the system may refuse, at every time.", "faults");
-  ebb::add_device_flag(app, device);
-  std::string only;
-  app.add_option("--only", only, "The name of the one setting to try; 0 injections if there is none of that name");
-  if (const std::optional<int> status = ebb::parse(app, argc, argv)) {
-    return *status;
-  }
-  return ebb::status_of("faults", [&] { return ebb::faults::run(ebb::prepare_device(device), only); });
+  return ebb::status_of("faults", [&] { return ebb::faults::parse_and_run(argc, argv); });
 }

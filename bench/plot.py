@@ -1,0 +1,97 @@
+"""Draws what `./dev bench peers` measured: python plot.py peers.json... FOLDER
+
+FOLDER/bars.png has the time of a step and the memory after forward of each configuration, FOLDER/pareto.png the one
+against the other: what lies further left and further down is better in both."""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+GB = 1e9
+EBB_COLOR = "#1f5f8b"
+OTHER_COLOR = "#9a9a9a"
+
+
+def color(row):
+    return EBB_COLOR if row["config"] == "ebb" else OTHER_COLOR
+
+
+def label(row):
+    return row["config"] if row["gradients"] == "equal" else f"{row['config']}: gradients {row['gradients']}"
+
+
+def load(paths):
+    """The rows that were measured, by dtype, and the GPU's name."""
+    rows, gpu = {}, ""
+    for path in paths:
+        results = json.loads(Path(path).read_text())
+        gpu = results["machine"].get("gpu", results["machine"]["device"])
+        for row in results["rows"]:
+            if row["error"] is None:
+                rows.setdefault(row["dtype"], []).append(row)
+    return rows, gpu
+
+
+def draw_bars(axes, rows, values, title):
+    names = [label(row) for row in rows]
+    bars = axes.barh(names, values, color=[color(row) for row in rows])
+    axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8)
+    axes.margins(x=0.15)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_all_bars(rows, gpu, path):
+    figure, axes = plt.subplots(len(rows), 2, figsize=(10, 2.8 * len(rows)), dpi=150, squeeze=False, sharey="row")
+    for (left, right), (dtype, measured) in zip(axes, rows.items()):
+        draw_bars(left, measured, [row["ms_median"] for row in measured], f"{dtype}: ms a step")
+        left.invert_yaxis()  # which the right one shares
+        draw_bars(right, measured, [row["after_forward_bytes"] / GB for row in measured], f"{dtype}: GB after forward")
+    figure.suptitle(gpu, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def draw_pareto(axes, rows, title):
+    points = [row for row in rows if row["config"] != "none in C++"]
+    for row in points:
+        x, y = row["after_forward_bytes"] / GB, row["ms_median"]
+        axes.scatter(x, y, color=color(row), s=36, zorder=3)
+        axes.annotate(label(row), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    axes.set_xlabel("GB on the GPU after forward")
+    axes.set_ylabel("ms a step")
+    axes.set_title(title, fontsize=10)
+    room = 1.3  # for the names
+    axes.set_xlim(0, room * max(row["after_forward_bytes"] / GB for row in points))
+    axes.set_ylim(0, room * max(row["ms_median"] for row in points))
+    axes.grid(color="#e0e0e0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_all_pareto(rows, gpu, path):
+    figure, axes = plt.subplots(1, len(rows), figsize=(5.5 * len(rows), 4.2), dpi=150, squeeze=False)
+    for each, (dtype, measured) in zip(axes[0], rows.items()):
+        draw_pareto(each, measured, f"{dtype}, {gpu}")
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    *paths, folder = sys.argv[1:]
+    rows, gpu = load(paths)
+    if not rows:
+        sys.exit(f"plot: error: nothing was measured in {' '.join(paths)}")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    draw_all_bars(rows, gpu, Path(folder) / "bars.png")
+    draw_all_pareto(rows, gpu, Path(folder) / "pareto.png")
+
+
+if __name__ == "__main__":
+    main()
