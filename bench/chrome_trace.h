@@ -7,9 +7,9 @@
 
 namespace ebb {
 
-// The spans as a Chrome trace in JSON, which Perfetto (ui.perfetto.dev) opens: a row for the compute stream, one for
-// each lane, one for each thread of the host. Times start with the earliest span. Format: "Trace Event Format",
-// complete events, of the Chromium project.
-[[nodiscard]] std::string chrome_trace(const std::vector<TraceSpan>& spans);
+// The spans as a Chrome trace in JSON, which Perfetto (ui.perfetto.dev) opens: rows for the compute stream, for each
+// lane (more than one where copies or stalls overlap) and for each thread of the host. Times start with the earliest
+// span. Format: "Trace Event Format", complete events, of the Chromium project.
+[[nodiscard]] std::string chrome_trace(std::vector<TraceSpan> spans);
 
 }  // namespace ebb

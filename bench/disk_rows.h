@@ -30,9 +30,8 @@ void check(const DiskPlan& plan);
 //  - each has a file of its own in the folder, made, preallocated and switched to direct I/O by the same code;
 //  - both files are written from end to end before anything is timed: the first write to preallocated blocks also
 //    changes the file system's own notes of them, and a read of blocks that were never written asks no disk;
-//  - all methods use the same memory, which is larger than a processor's caches, and is full of random bytes: a disk
-//  may
-//    treat zeros as nothing;
+//  - all methods use the same memory, which is larger than a processor's caches, and is full of random bytes: zeros may
+//    be nothing to a disk;
 //  - in each repetition all methods have their turn, and another one is first each time;
 //  - so many blocks in flight are so many tickets open. A lane of the tier learns of a new block only when an earlier
 //    one is done, copies and hashes what it writes before it is in flight, and cuts blocks into chunks of 4 MiB, of

@@ -22,7 +22,11 @@ double bytes_at(const ProgressCurve& curve, double ms) {
 }
 
 double rate_between(const ProgressCurve& curve, double from_ms, double to_ms) {
-  return gb_per_s(bytes_at(curve, to_ms) - bytes_at(curve, from_ms), to_ms - from_ms);
+  const auto after = std::upper_bound(curve.begin(), curve.end(), to_ms,
+                                      [](double at, const Progress& point) { return at < point.ms; });
+  const double last_ms = after == curve.begin() ? from_ms : (after - 1)->ms;
+  const double end_ms = last_ms > from_ms ? last_ms : to_ms;
+  return gb_per_s(bytes_at(curve, end_ms) - bytes_at(curve, from_ms), end_ms - from_ms);
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ using ProgressCurve = std::vector<Progress>;
 // GB/s (1e9 bytes) from the first point to the last. Requires two points of different times.
 double rate_gb_per_s(const ProgressCurve& curve);
 
-// The same for each of two curves on one clock, over the time in which both ran: one is done before the other, which
-// then has the link to itself. Between points the rate counts as constant. Throws std::runtime_error if there was no
-// such time.
+// The same for each of two curves on one clock, over time in which both ran: from the later start until the curve's own
+// last point before either was done, because the other then has the link to itself. A curve without such a point counts
+// as having gone evenly to its next. Throws std::runtime_error if they never ran at once.
 std::pair<double, double> rates_together(const ProgressCurve& a, const ProgressCurve& b);
 
 }  // namespace ebb

@@ -25,7 +25,10 @@ constexpr Extent kPinnedExtent{std::size_t{4} << 30, 256};
 constexpr Extent kPageableExtent{std::size_t{1} << 30, 4096};
 constexpr std::size_t kLeastCopies = 4;
 
-constexpr std::size_t kMarks = 16;  // few beside the copies where these are small
+// How many points of a lane's way are timed after its start. A timed event among copies takes time of its own, so there
+// are no more than needed: the end, and beside the other lane one that is over, late on the way, while that still runs.
+constexpr std::size_t kMarksAlone = 1;
+constexpr std::size_t kMarksTogether = 4;
 
 c10::cuda::CUDAStream new_stream(c10::Device device) {
   return c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
@@ -62,7 +65,7 @@ CopyRate RawLink::alone(Direction direction, std::size_t bytes) {
   if (!pinned_) {
     gate.open();
   }
-  const Queued queued = queue(direction == Direction::kDeviceToHost ? out_ : in_, bytes, start);
+  const Queued queued = queue(direction == Direction::kDeviceToHost ? out_ : in_, bytes, start, kMarksAlone);
   const bool ahead = gate.open();
   return {rate_gb_per_s(wait(queued, start)), queued.enqueue_us_each, ahead};
 }
@@ -76,10 +79,10 @@ std::pair<CopyRate, CopyRate> RawLink::together(std::size_t bytes) {
   std::latch both_run(2);
   std::future<Queued> other = std::async(std::launch::async, [&] {
     both_run.arrive_and_wait();
-    return queue(in_, bytes, start);
+    return queue(in_, bytes, start, kMarksTogether);
   });
   both_run.arrive_and_wait();
-  const Queued out = queue(out_, bytes, start);
+  const Queued out = queue(out_, bytes, start, kMarksTogether);
   const Queued in = other.get();
   const bool ahead = gate.open();
   const auto [out_rate, in_rate] = rates_together(wait(out, start), wait(in, start));
@@ -87,10 +90,10 @@ std::pair<CopyRate, CopyRate> RawLink::together(std::size_t bytes) {
 }
 
 // The copies walk through the memory, so that no cache serves them where there are many bytes of them.
-RawLink::Queued RawLink::queue(const Lane& lane, std::size_t bytes, const CudaEvent& start) {
+RawLink::Queued RawLink::queue(const Lane& lane, std::size_t bytes, const CudaEvent& start, std::size_t marks) {
   const c10::cuda::CUDAGuard device(device_);
   const std::size_t count = copies(bytes);
-  const std::size_t copies_a_mark = std::max<std::size_t>(1, count / kMarks);
+  const std::size_t copies_a_mark = (count + marks - 1) / marks;
   Queued queued;
   const auto mark = [&](std::size_t copied) {
     queued.marks.push_back({std::make_unique<const CudaEvent>(events_, lane.stream), copied * bytes});

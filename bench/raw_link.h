@@ -67,7 +67,7 @@ class RawLink {
   };
 
   std::byte* take_host_memory();
-  Queued queue(const Lane& lane, std::size_t bytes, const CudaEvent& start);
+  Queued queue(const Lane& lane, std::size_t bytes, const CudaEvent& start, std::size_t marks);
   static ProgressCurve wait(const Queued& queued, const CudaEvent& origin);
 
   const c10::Device device_;

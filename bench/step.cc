@@ -113,6 +113,7 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"gradient_norm", gradient_norm(workload, used)},
       {"pairs", options.pairs},
       {"after_forward_bytes", memory.after_forward_bytes},
+      {"undrained_after_forward_bytes", memory.undrained_after_forward_bytes},
       {"peak_bytes", memory.peak_bytes},
       {"offloaded_bytes", stats.offloaded.bytes},
       {"offloaded_storages", stats.offloaded.tensors},

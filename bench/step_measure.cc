@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -78,6 +79,8 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
 StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device) {
   StepMemory result;
   workload.step(offloader, [&] {
+    synchronize(device);
+    result.undrained_after_forward_bytes = memory.now_bytes();
     if (offloader != nullptr) {
       offloader->drain();
     }

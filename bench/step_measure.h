@@ -6,7 +6,6 @@
 
 #include <c10/core/Device.h>
 
-#include "bench/percentile.h"
 #include "bench/step_workload.h"
 #include "offload/options.h"
 
@@ -30,8 +29,11 @@ struct StepTimes {
 StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device);
 
 struct StepMemory {
-  std::uint64_t after_forward_bytes = 0;  // right after the head's linear, logits included, copies out drained
-  std::uint64_t peak_bytes = 0;           // over a whole step
+  // Right after the head's linear, logits included: as a step leaves it when all copies are done, and after `drain`,
+  // which lets go of the sources that ebb would keep until its next call.
+  std::uint64_t undrained_after_forward_bytes = 0;
+  std::uint64_t after_forward_bytes = 0;
+  std::uint64_t peak_bytes = 0;  // over a whole step
 };
 
 // `memory` must have been made before the workload.

@@ -65,7 +65,8 @@ struct Options {
   // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).
   bool record_timeline = false;
 
-  // Record every copy, stall, pack and unpack (Offloader::take_trace). Costs two more events a copy.
+  // Record every copy and stall, and every pack and unpack of what is not passed through (Offloader::take_trace). Costs
+  // one more event a copy. Over a tier of the caller's: packs and unpacks only.
   bool record_trace = false;
 };
 

@@ -34,7 +34,6 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
   Core& core = *target.core;
   core.check_process();
-  const HostRange range(core.trace(), "pack");
   PutOff::of_this_thread().start_finished();
   version_.emplace(tensor);
   if (const std::optional<Kept> reason = core.passed_through(tensor)) {
@@ -45,6 +44,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     tensor_ = tensor.is_leaf() || is_view_of_leaf_from_before(tensor) ? tensor : tensor.tensor_data();
     return;
   }
+  const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
   use_.emplace(core.save(tensor, target.scope->tape(core), start));
   tensor_ = with_storage(tensor, core.no_bytes());

@@ -28,7 +28,7 @@ constexpr std::size_t kMaxTouchers = 16;
 void touch(std::byte* data, std::size_t bytes) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
   const std::size_t count = std::clamp(bytes / kBytesPerToucher, std::size_t{1}, std::min(cores, kMaxTouchers));
-  const std::size_t share = (bytes / count / kHugePage + 1) * kHugePage;
+  const std::size_t share = (bytes / count + kHugePage - 1) / kHugePage * kHugePage;
   constexpr std::size_t kPage = 4096;
   const auto touch_share = [&](std::size_t begin) {
     for (std::size_t at = begin; at < std::min(bytes, begin + share); at += kPage) {
