@@ -44,12 +44,12 @@ c10::Device pick_device(const std::string& name) {
   if (device.is_cpu()) {
     return c10::Device(c10::DeviceType::CPU);
   }
-  const c10::DeviceIndex index = device.has_index() ? device.index() : c10::DeviceIndex{0};
+  const int index = device.has_index() ? device.index() : 0;
   if (index >= gpus) {
     throw std::invalid_argument("device " + name + " is not there: this machine has " + std::to_string(gpus) +
                                 " usable GPUs");
   }
-  return {c10::DeviceType::CUDA, index};
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 std::string device_name(c10::Device device) {

@@ -17,6 +17,7 @@ namespace {
 constexpr std::array<std::size_t, 10> kPinnedSizes{
     std::size_t{1} << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20, 1 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10};
 constexpr std::array<std::size_t, 4> kPageableSizes{256 << 20, 16 << 20, 1 << 20, 64 << 10};
+constexpr std::array<std::size_t, 5> kTierSizes{64 << 20, 256 << 10, 64 << 10, 16 << 10, 4 << 10};
 
 struct Case {
   const char* direction;
@@ -32,10 +33,10 @@ std::array<CopyRate, kCases.size()> measure(RawLink& link, std::size_t bytes) {
   return {out, in, out_of_both, in_of_both};
 }
 
-std::array<double, kCases.size()> measure(PinnedTierRate& tier, std::size_t copies) {
-  const double out = tier.alone(Direction::kDeviceToHost, copies);
-  const double in = tier.alone(Direction::kHostToDevice, copies);
-  const auto [out_of_both, in_of_both] = tier.together(copies);
+std::array<double, kCases.size()> measure(PinnedTierRate& tier) {
+  const double out = tier.alone(Direction::kDeviceToHost);
+  const double in = tier.alone(Direction::kHostToDevice);
+  const auto [out_of_both, in_of_both] = tier.together();
   return {out, in, out_of_both, in_of_both};
 }
 
@@ -78,17 +79,16 @@ void add_raw_rows(c10::Device device, RawLink& link, const char* memory, std::si
   }
 }
 
-void add_tier_rows(c10::Device device, RawLink& link, int repetitions, ResultRows& rows) {
-  constexpr std::size_t kBytes = PinnedTierRate::kBlockBytes;
-  PinnedTierRate tier(device);
+void add_tier_rows(c10::Device device, RawLink& link, std::size_t bytes, int repetitions, ResultRows& rows) {
+  PinnedTierRate tier(device, bytes);
   std::array<std::vector<double>, kCases.size()> raw_gb_per_s;
   std::array<std::vector<double>, kCases.size()> tier_gb_per_s;
   std::array<std::vector<double>, kCases.size()> ratios;
-  measure(link, kBytes);
-  measure(tier, link.copies(kBytes));
+  measure(link, bytes);
+  measure(tier);
   for (int i = 0; i < repetitions; ++i) {
-    const auto raw_rates = measure(link, kBytes);
-    const auto tier_rates = measure(tier, link.copies(kBytes));
+    const auto raw_rates = measure(link, bytes);
+    const auto tier_rates = measure(tier);
     for (std::size_t which = 0; which < kCases.size(); ++which) {
       raw_gb_per_s[which].push_back(raw_rates[which].gb_per_s);
       tier_gb_per_s[which].push_back(tier_rates[which]);
@@ -96,7 +96,8 @@ void add_tier_rows(c10::Device device, RawLink& link, int repetitions, ResultRow
     }
   }
   for (std::size_t which = 0; which < kCases.size(); ++which) {
-    nlohmann::json row = make_row(device, "pinned_tier", kCases[which], kBytes, repetitions, tier_gb_per_s[which]);
+    nlohmann::json row = make_row(device, "pinned_tier", kCases[which], bytes, repetitions, tier_gb_per_s[which]);
+    row["copies"] = tier.copies();
     add_spread(row, "raw_gb_per_s", raw_gb_per_s[which]);
     add_spread(row, "over_raw", ratios[which]);
     rows.add(std::move(row));
@@ -111,7 +112,9 @@ void add_link_rows(c10::Device device, int repetitions, ResultRows& rows) {
     for (const std::size_t bytes : kPinnedSizes) {
       add_raw_rows(device, pinned, "pinned", bytes, repetitions, rows);
     }
-    add_tier_rows(device, pinned, repetitions, rows);
+    for (const std::size_t bytes : kTierSizes) {
+      add_tier_rows(device, pinned, bytes, repetitions, rows);
+    }
   }
   RawLink pageable(device, /*pinned=*/false);
   for (const std::size_t bytes : kPageableSizes) {

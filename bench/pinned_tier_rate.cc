@@ -1,5 +1,6 @@
 #include "bench/pinned_tier_rate.h"
 
+#include <algorithm>
 #include <future>
 #include <latch>
 #include <optional>
@@ -11,7 +12,11 @@
 namespace ebb {
 namespace {
 
-constexpr std::size_t kBlocks = 16;  // a direction
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // a direction
+constexpr std::size_t kMostBlocks = 4096;
+constexpr std::size_t kLeastCopies = 64;
+
+std::size_t blocks(std::size_t copy_bytes) { return std::min(kMostBytes / copy_bytes, kMostBlocks); }
 
 PinnedTier::Config on(c10::Device device) {
   PinnedTier::Config config;
@@ -21,56 +26,60 @@ PinnedTier::Config on(c10::Device device) {
 
 }  // namespace
 
-PinnedTierRate::PinnedTierRate(c10::Device device)
-    : tier_(on(device)),
-      out_source_(device, kBlocks * kBlockBytes),
-      in_target_(device, kBlocks * kBlockBytes),
+PinnedTierRate::PinnedTierRate(c10::Device device, std::size_t copy_bytes)
+    : copy_bytes_(copy_bytes),
+      tier_(on(device)),
+      out_source_(device, blocks(copy_bytes) * copy_bytes),
+      in_target_(device, blocks(copy_bytes) * copy_bytes),
       out_blocks_(acquire_blocks()),
       in_blocks_(acquire_blocks()) {}
 
 std::vector<Block> PinnedTierRate::acquire_blocks() {
-  std::vector<Block> blocks;
-  for (std::size_t i = 0; i < kBlocks; ++i) {
-    std::optional<Block> block = tier_.try_acquire(kBlockBytes);
+  std::vector<Block> result;
+  while (result.size() < blocks(copy_bytes_)) {
+    std::optional<Block> block = tier_.try_acquire(copy_bytes_);
     if (!block) {
-      throw std::runtime_error("the system has no " + format_bytes(kBlockBytes) + " more of pinned host memory");
+      throw std::runtime_error("the system has no " + format_bytes(copy_bytes_) + " more of pinned host memory");
     }
-    blocks.push_back(*std::move(block));
+    result.push_back(*std::move(block));
   }
-  return blocks;
+  return result;
 }
 
-double PinnedTierRate::alone(Direction direction, std::size_t copies) {
-  return rate_gb_per_s(copy(direction, copies, Clock::now()));
-}
+std::size_t PinnedTierRate::copies() const { return std::max(out_blocks_.size(), kLeastCopies); }
 
-std::pair<double, double> PinnedTierRate::together(std::size_t copies) {
+double PinnedTierRate::alone(Direction direction) { return rate_gb_per_s(copy(direction, Clock::now())); }
+
+std::pair<double, double> PinnedTierRate::together() {
   const Clock::time_point origin = Clock::now();
   std::latch both_run(2);
   std::future<ProgressCurve> in = std::async(std::launch::async, [&] {
     both_run.arrive_and_wait();
-    return copy(Direction::kHostToDevice, copies, origin);
+    return copy(Direction::kHostToDevice, origin);
   });
   both_run.arrive_and_wait();
-  const ProgressCurve out = copy(Direction::kDeviceToHost, copies, origin);
+  const ProgressCurve out = copy(Direction::kDeviceToHost, origin);
   return rates_together(out, in.get());
 }
 
-// The same memory comes again after kBlocks copies. No copy waits for an earlier one of it: a lane runs its copies one
-// after another, and what the bytes are is of no interest here.
-ProgressCurve PinnedTierRate::copy(Direction direction, std::size_t copies, Clock::time_point origin) {
+// The same memory comes again where there are more copies than blocks. No copy waits for an earlier one of it: a lane
+// runs its copies one after another, and what the bytes are is of no interest here.
+ProgressCurve PinnedTierRate::copy(Direction direction, Clock::time_point origin) {
   const auto ms = [&] { return std::chrono::duration<double, std::milli>(Clock::now() - origin).count(); };
   ProgressCurve curve{{ms(), 0}};
   std::vector<Ticket> tickets;
-  for (std::size_t i = 0; i < copies; ++i) {
-    const std::size_t at = i % kBlocks;
+  for (std::size_t i = 0; i < copies(); ++i) {
+    const std::size_t at = i % out_blocks_.size();
+    const After after(WaitPoint::kCaller, tier_.current_stream());
     tickets.push_back(direction == Direction::kDeviceToHost
-                          ? tier_.copy_out(out_blocks_[at], out_source_.data() + at * kBlockBytes, {})
-                          : tier_.copy_in(in_target_.data() + at * kBlockBytes, in_blocks_[at], {}));
+                          ? tier_.copy_out(out_blocks_[at], out_source_.data() + at * copy_bytes_, after)
+                          : tier_.copy_in(in_target_.data() + at * copy_bytes_, in_blocks_[at], after));
   }
-  for (const Ticket& ticket : tickets) {
-    ticket->synchronize();
-    curve.push_back({ms(), curve.back().bytes + static_cast<double>(kBlockBytes)});
+  for (std::size_t i = 0; i < tickets.size(); ++i) {
+    if (i + 1 == tickets.size() || tickets[i] != tickets[i + 1]) {  // those of a batch share one
+      tickets[i]->synchronize();
+      curve.push_back({ms(), static_cast<double>((i + 1) * copy_bytes_)});
+    }
   }
   return curve;
 }

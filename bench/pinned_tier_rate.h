@@ -15,30 +15,33 @@
 
 namespace ebb {
 
-// The rate of ebb's own PinnedTier, with copies of one size. Its lanes are its own, so the host's clock times it: from
-// before the first copy is queued until each ticket is done.
+// The rate of ebb's own PinnedTier, with copies of one size, each behind a point of the compute stream as a save's is.
+// Its lanes are its own, so the host's clock times it, and what a copy costs the host is in the rate: from before the
+// first copy is asked for until each ticket is done.
 //
 // Threads: one at a time.
 class PinnedTierRate {
  public:
-  static constexpr std::size_t kBlockBytes = std::size_t{64} << 20;
-
-  // Takes 2 GiB of the device's memory and of the host's. Throws std::runtime_error where the host has no room,
+  // Takes at most 2 GiB of the device's memory and of the host's. Throws std::runtime_error where the host has no room,
   // c10::Error where the device has none.
-  explicit PinnedTierRate(c10::Device device);
+  PinnedTierRate(c10::Device device, std::size_t copy_bytes);
 
-  // GB/s (1e9 bytes) of so many copies, as many as a raw measurement has. Throws what the tickets throw.
-  double alone(Direction direction, std::size_t copies);
+  // How many copies a measurement has.
+  [[nodiscard]] std::size_t copies() const;
+
+  // GB/s (1e9 bytes). Throws what the tickets throw.
+  double alone(Direction direction);
 
   // Each direction by a thread of its own. First device to host, then host to device.
-  std::pair<double, double> together(std::size_t copies);
+  std::pair<double, double> together();
 
  private:
   using Clock = std::chrono::steady_clock;
 
   std::vector<Block> acquire_blocks();
-  ProgressCurve copy(Direction direction, std::size_t copies, Clock::time_point origin);
+  ProgressCurve copy(Direction direction, Clock::time_point origin);
 
+  const std::size_t copy_bytes_;
   PinnedTier tier_;
   DeviceBuffer out_source_;
   DeviceBuffer in_target_;

@@ -12,6 +12,8 @@
 #include "bench/device.h"
 #include "bench/device_clock.h"
 #include "offload/offloader.h"
+#include "policy/minimum_size.h"
+#include "streams/cuda_event.h"
 
 namespace ebb {
 namespace {
@@ -27,7 +29,7 @@ StepTime time_step(StepWorkload& workload, Offloader* offloader, c10::Device dev
   synchronize(device);
   DeviceClock clock(device);
   const auto start = Clock::now();
-  workload.step(offloader, [&] { clock.stop(); });
+  workload.step(offloader, {.before_backward = [&] { clock.stop(); }});
   synchronize(device);
   return {clock.ms(), Ms(Clock::now() - start).count()};
 }
@@ -51,8 +53,14 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.enabled = false;
   } else if (name == "blocking") {
     chosen.copies = Copies::kOnComputeStream;
+  } else if (name == "lean") {
+    constexpr std::uint64_t kLeanBytes = std::uint64_t{512} << 20;
+    constexpr std::uint64_t kLeanMinimumBytes = 4 << 10;
+    chosen.stash_bytes = options.stash_bytes.value_or(kLeanBytes);
+    chosen.window_bytes = options.window_bytes.value_or(kLeanBytes);
+    chosen.policy = minimum_size(kLeanMinimumBytes);
   } else if (name != "offload") {
-    throw std::invalid_argument("unknown configuration \"" + name + "\": there are none, blocking, offload");
+    throw std::invalid_argument("unknown configuration \"" + name + "\": there are none, blocking, offload, lean");
   }
   return chosen;
 }
@@ -61,7 +69,10 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
   StepTimes times;
   for (int i = 0; i < warm_up; ++i) {
     time_step(workload, nullptr, device);
-    time_step(workload, offloader, device);
+    const StepTime time = time_step(workload, offloader, device);
+    if (i == 0) {
+      times.first_config_ms = time.whole_ms;
+    }
   }
   for (int i = 0; i < pairs; ++i) {
     // Each is the first of every other pair, so that neither is always the one that follows the other.
@@ -78,7 +89,7 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
 
 StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device) {
   StepMemory result;
-  workload.step(offloader, [&] {
+  const auto after_head = [&] {
     synchronize(device);
     result.undrained_after_forward_bytes = memory.now_bytes();
     if (offloader != nullptr) {
@@ -86,7 +97,8 @@ StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMe
     }
     synchronize(device);
     result.after_forward_bytes = memory.now_bytes();
-  });
+  };
+  workload.step(offloader, {.after_head = after_head});
   memory.reset();  // draining by hand has changed the step that was just run
   workload.step(offloader);
   synchronize(device);
@@ -105,7 +117,7 @@ double gradient_norm(StepWorkload& workload, Offloader* offloader) {
 
 bool gradients_equal(StepWorkload& workload, Offloader& offloader) {
   const std::vector<at::Tensor> expected = workload.step(nullptr);
-  constexpr int kSteps = 3;
+  constexpr int kSteps = 5;
   for (int i = 0; i < kSteps; ++i) {
     const std::vector<at::Tensor> actual = workload.step(&offloader);
     if (!std::equal(expected.begin(), expected.end(), actual.begin(), actual.end(), same_bits)) {
@@ -122,6 +134,7 @@ SteadyState run_steadily(StepWorkload& workload, Offloader& offloader, int steps
   }
   const std::uint64_t growths = offloader.stats().pool_growths;
   const std::uint64_t allocations = device_allocations(device);
+  const std::uint64_t events = CudaEventPool::made();
   SteadyState result{.steps = steps};
   for (int i = 0; i < steps; ++i) {
     workload.step(&offloader);
@@ -131,6 +144,7 @@ SteadyState run_steadily(StepWorkload& workload, Offloader& offloader, int steps
   synchronize(device);
   result.pool_growths = offloader.stats().pool_growths - growths;
   result.device_allocations = device_allocations(device) - allocations;
+  result.events_made = CudaEventPool::made() - events;
   return result;
 }
 

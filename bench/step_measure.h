@@ -15,17 +15,20 @@ class DeviceMemory;
 class Offloader;
 
 // The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
-// in the compute stream's own order, as torch's save_on_cpu does), or "offload" (`options` as they are). Throws
-// std::invalid_argument for another name.
+// in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they are), or "lean" (small
+// saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time).
+// Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
 
 struct StepTimes {
+  double first_config_ms = 0;  // the first of all, in which pools grow and nothing is known yet
   std::vector<double> none_ms;
   std::vector<double> config_ms;          // one for each of `none_ms`, run right before or after it
-  std::vector<double> config_forward_ms;  // of each, on the compute stream until the head's linear is done
+  std::vector<double> config_forward_ms;  // of each, on the compute stream until backward begins
 };
 
-// Steps of none and of the configuration in turn, after `warm_up` of each. Which of a pair runs first alternates.
+// Steps of none and of the configuration in turn, after `warm_up` of each, at least one. Which of a pair runs first
+// alternates.
 StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device);
 
 struct StepMemory {
@@ -42,9 +45,9 @@ StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMe
 // The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
 double gradient_norm(StepWorkload& workload, Offloader* offloader);
 
-// Whether all gradients of three consecutive steps are those of plain autograd, bit for bit: the first learns the order
-// of reads, the others follow it and reuse blocks. Deterministic algorithms must be on: on a GPU, plain autograd does
-// not even agree with itself otherwise.
+// Whether all gradients of five consecutive steps are those of plain autograd, bit for bit: the first learns the order
+// of reads, the others follow it and reuse blocks, and from the third on copies may start early. Deterministic
+// algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
 bool gradients_equal(StepWorkload& workload, Offloader& offloader);
 
 // What must not happen in steady state, counted over `steps` steps.
@@ -52,6 +55,7 @@ struct SteadyState {
   int steps = 0;
   std::uint64_t pool_growths = 0;                   // asked the system for host memory
   std::uint64_t device_allocations = 0;             // cudaMalloc
+  std::uint64_t events_made = 0;                    // cudaEventCreate
   std::uint64_t most_pool_bytes_between_steps = 0;  // leaked blocks
 };
 

@@ -13,10 +13,10 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option("--configs", options.configs)
-      ->check(CLI::IsMember({"none", "blocking", "offload"}))
+      ->check(CLI::IsMember({"none", "blocking", "offload", "lean"}))
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::NonNegativeNumber);
+  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::PositiveNumber);
   app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
       ->check(CLI::PositiveNumber);

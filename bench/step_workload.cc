@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-std::vector<at::Tensor> StepWorkload::step(Offloader* offloader, const std::function<void()>& after_forward) {
+std::vector<at::Tensor> StepWorkload::step(Offloader* offloader, const Calls& calls) {
   std::optional<OffloadGuard> guard;
   if (offloader != nullptr) {
     guard.emplace(*offloader);
@@ -20,10 +20,13 @@ std::vector<at::Tensor> StepWorkload::step(Offloader* offloader, const std::func
   {
     const NoOpGuard head;
     const at::Tensor output = model_->head(hidden);
-    if (after_forward) {
-      after_forward();
+    if (calls.after_head) {
+      calls.after_head();
     }
     loss = at::logsumexp(output.to(at::kFloat), -1).mean();
+  }
+  if (calls.before_backward) {
+    calls.before_backward();
   }
   return torch::autograd::grad({loss}, model_->parameters());
 }

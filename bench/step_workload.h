@@ -19,8 +19,15 @@ class StepWorkload {
   StepWorkload(const StepShape& shape, at::ScalarType dtype, c10::Device device)
       : model_(make_step_model(shape, dtype, device)) {}
 
-  // `offloader` null: autograd as it is. `after_forward`, if any, is called right after the head's linear.
-  std::vector<at::Tensor> step(Offloader* offloader, const std::function<void()>& after_forward = {});
+  // What is called on the way, if anything.
+  struct Calls {
+    std::function<void()> after_head = {};  // right after its linear
+    std::function<void()> before_backward = {};
+  };
+
+  // `offloader` null: autograd as it is.
+  std::vector<at::Tensor> step(Offloader* offloader, const Calls& calls);
+  std::vector<at::Tensor> step(Offloader* offloader) { return step(offloader, {}); }
 
  private:
   const std::unique_ptr<StepModel> model_;

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/early_fetch.h"
 #include "offload/engine.h"
 #include "offload/log.h"
 #include "offload/put_off.h"
@@ -18,8 +19,10 @@ namespace ebb {
 namespace {
 
 // The automatic bounds of stash and window. On an H200, 2 GiB each hid every copy of a step that saves 27 GB, and 1.56
-// GiB did not (+0.2 % and +2.3 % of step time).
+// GiB did not (+0.2 % and +2.3 % of step time). The larger window is for steps that wait for copies: it has to take
+// what arrives while backward asks for nothing (Note [Before the first use] in stall_watch.h).
 constexpr std::uint64_t kShareOfStep = 12;
+constexpr std::uint64_t kShareOfStepThatWaits = 6;
 constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
 std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
@@ -40,6 +43,7 @@ Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> t
 std::shared_ptr<Tape> Core::tape_of_this_thread() {
   const std::vector<std::shared_ptr<Tape>> earlier = tapes(std::this_thread::get_id());
   if (!earlier.empty() && !earlier.back()->in_use()) {
+    EarlyFetch::expect(shared_from_this(), earlier.back());
     return earlier.back();
   }
   if (!in_backward()) {  // else it is of the backward pass that this thread runs
@@ -49,6 +53,7 @@ std::shared_ptr<Tape> Core::tape_of_this_thread() {
   const std::lock_guard lock(tapes_mutex_);
   std::erase_if(tapes_, [](const auto& entry) { return entry.tape.expired(); });
   tapes_.push_back({std::this_thread::get_id(), tape});
+  EarlyFetch::expect(shared_from_this(), tape);
   return tape;
 }
 
@@ -71,6 +76,11 @@ void Core::make_room_on_device() {
 std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
   const std::optional<Kept> never_moved = exclusions_.reason(tensor);
   return never_moved || storage_bytes(tensor) >= least_bytes_ ? never_moved : Kept::kPolicy;
+}
+
+bool Core::backward_begins(Tape& tape) {
+  return std::ranges::none_of(tapes(std::this_thread::get_id()), &Tape::in_use) &&
+         stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
 }
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
@@ -177,19 +187,25 @@ void Core::warn_if_host_memory_is_short(bool refused) {
               (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
 }
 
-std::uint64_t Core::limit(const std::optional<std::uint64_t>& set) const {
-  return set ? *set : std::max(2 * book_->largest_bytes(), std::min(book_->saved_bytes() / kShareOfStep, kMostBytes));
+std::uint64_t Core::stash_limit() const { return options_.stash_bytes.value_or(automatic_limit(kShareOfStep)); }
+
+std::uint64_t Core::window_limit() const {
+  return options_.window_bytes.value_or(
+      automatic_limit(stall_watch_.steps_wait() ? kShareOfStepThatWaits : kShareOfStep));
+}
+
+std::uint64_t Core::automatic_limit(std::uint64_t share_of_step) const {
+  return std::max(2 * book_->largest_bytes(), std::min(book_->saved_bytes() / share_of_step, kMostBytes));
 }
 
 c10::DataPtr Core::counted(c10::DataPtr memory, std::size_t bytes) {
   struct Counted {
-    std::shared_ptr<DeviceAccount> account;  // destroyed last: the lease counts there
-    Gauge::Lease on_device;
+    DeviceAccount::Held on_device;  // until the memory is freed
     c10::DataPtr memory;
   };
   void* const data = memory.get();
   const c10::Device device = memory.device();
-  auto* const counted = new Counted{account_, account_->held.hold(bytes), std::move(memory)};
+  auto* const counted = new Counted{hold_on_device(bytes), std::move(memory)};
   return {data, counted, [](void* context) { delete static_cast<Counted*>(context); }, device};
 }
 
@@ -223,7 +239,7 @@ std::vector<TraceSpan> Core::take_trace() {
   if (trace_ == nullptr) {
     return {};
   }
-  static_cast<void>(tier_->stall_stats());  // a GPU's tier learns there how long things took
+  tier_->update_trace();
   return trace_->take();
 }
 

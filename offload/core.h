@@ -17,6 +17,7 @@
 #include "offload/options.h"
 #include "offload/order_book.h"
 #include "offload/saved_storage.h"
+#include "offload/stall_watch.h"
 #include "offload/stash.h"
 #include "offload/storage_table.h"
 #include "offload/tape.h"
@@ -53,6 +54,14 @@ class Core : public std::enable_shared_from_this<Core> {
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
 
+  // A backward begins on this thread, probably on this step. Whether its first copies in should start at once: never
+  // while another of the thread's steps is in use, whose window they would take.
+  [[nodiscard]] bool backward_begins(Tape& tape);
+  void guessed_wrong() { stall_watch_.guessed_wrong(); }
+
+  // Whether sources that are kept for backward take no room in the window. Not if the user has set that.
+  [[nodiscard]] bool sources_beside_window() const { return !options_.window_bytes && stall_watch_.steps_wait(); }
+
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(Kept reason, const at::Tensor& tensor);
 
@@ -85,14 +94,15 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Tier& tier() { return *tier_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
+  [[nodiscard]] Gauge& retained() { return retained_; }  // sources that are kept for backward, bounded as the stash
   [[nodiscard]] Gauge& on_device() { return account_->held; }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
   [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
   [[nodiscard]] std::vector<TraceSpan> take_trace();
   [[nodiscard]] Timeline& timeline() { return account_->timeline; }
-  [[nodiscard]] std::uint64_t stash_limit() const { return limit(options_.stash_bytes); }
-  [[nodiscard]] std::uint64_t window_limit() const { return limit(options_.window_bytes); }
+  [[nodiscard]] std::uint64_t stash_limit() const;
+  [[nodiscard]] std::uint64_t window_limit() const;
 
   [[nodiscard]] Stats stats();
   void reset_stats();
@@ -105,7 +115,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short(bool refused);
-  [[nodiscard]] std::uint64_t limit(const std::optional<std::uint64_t>& set) const;
+  [[nodiscard]] std::uint64_t automatic_limit(std::uint64_t share_of_step) const;
 
   const ProcessMark process_;
   const Options options_;
@@ -119,6 +129,8 @@ class Core : public std::enable_shared_from_this<Core> {
   std::mutex reset_mutex_;
   const std::shared_ptr<DeviceAccount> account_;
   Gauge window_;
+  Gauge retained_;
+  StallWatch stall_watch_;
   Exclusions exclusions_;
   StorageTable table_;
 

@@ -19,6 +19,8 @@ struct DeviceAccount {
    public:
     Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes)
         : account_(std::move(account)), lease_(account_->held.hold(bytes)) {}
+    Held(Held&&) = default;
+    Held& operator=(Held&&) = delete;  // would let go of the account before the lease
 
    private:
     std::shared_ptr<DeviceAccount> account_;  // destroyed last

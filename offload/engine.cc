@@ -2,10 +2,12 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
 
+#include "offload/early_fetch.h"
 #include "offload/save_hook.h"
 #include "offload/scope.h"
 
@@ -26,6 +28,17 @@ class GuardedEngine final : public torch::autograd::Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     Scope::Target target = Scope::current();
     return target.core == nullptr ? nullptr : std::make_unique<SaveHook>(std::move(target));
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    std::optional<EarlyFetch> early;
+    if (!in_backward()) {
+      early.emplace();
+    }
+    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 };
 

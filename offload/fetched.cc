@@ -7,13 +7,13 @@
 namespace ebb {
 
 Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
-                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease window)
+                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease ahead)
     : tier_(tier),
       on_device_(std::move(on_device)),
       storage_(std::move(storage)),
       arrived_(std::move(arrived)),
       stream_(stream),
-      window_(std::move(window)) {}
+      ahead_(std::move(ahead)) {}
 
 Fetched::~Fetched() {
   if (waited_for_) {
@@ -31,7 +31,7 @@ c10::Storage Fetched::get() {
   Gauge::Lease no_longer_ahead;
   {
     const std::lock_guard lock(mutex_);
-    no_longer_ahead = std::move(window_);
+    no_longer_ahead = std::move(ahead_);
   }
   return storage_;
 }

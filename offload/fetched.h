@@ -18,9 +18,10 @@ namespace ebb {
 class Fetched {
  public:
   // `arrived`: the copy in; empty for the source itself. `stream`: whose pool the memory came from. `on_device`: the
-  // source's lease; empty for a copy, which is counted until its memory is freed. `tier` must outlive this.
+  // source's lease; empty for a copy, which is counted until its memory is freed. `ahead`: the room that it takes until
+  // it is asked for. `tier` must outlive this.
   Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
-          Gauge::Lease window);
+          Gauge::Lease ahead);
 
   // Memory that a copy still writes to must not go back to the stream's pool: unless somebody has waited for the copy,
   // the stream is made to wait here (R5 in docs/design.md).
@@ -49,7 +50,7 @@ class Fetched {
   std::atomic<bool> waited_for_{false};
 
   std::mutex mutex_;
-  Gauge::Lease window_;  // LOCK: mutex_
+  Gauge::Lease ahead_;  // LOCK: mutex_
 };
 
 }  // namespace ebb

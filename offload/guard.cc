@@ -13,6 +13,7 @@ OffloadGuard::OffloadGuard(Offloader& offloader)
 OffloadGuard::~OffloadGuard() {
   if (scope_ != nullptr) {
     PutOff::of_this_thread().start_all();
+    scope_->flush();
     scope_->leave();
   }
 }

@@ -29,7 +29,7 @@ class Tier;
 // Lifetime: graphs built under its guards keep what they need, so it may be destroyed before their backward.
 // Threads: every member may be called from any thread; guards on several threads may share one offloader.
 // Processes: in a forked child every member but the destructor throws c10::Error, and so do guards and the unpacking of
-// what it saved. The child may make an offloader of its own.
+// what it moved. The child may make an offloader of its own.
 class Offloader {
  public:
   // Throws std::invalid_argument for unusable options and c10::Error where the device or the spill file refuses.

@@ -40,10 +40,13 @@ struct Options {
 
   // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
   // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of the largest.
+  // What it has when backward begins is kept for its use there: in the window or, while steps wait for copies and
+  // window_bytes is not set, beside it.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
-  // Device memory fetched ahead of its use in backward. nullopt: as for the stash. A storage larger than a window
-  // that was set here is an error that names both sizes, at the storage's first save.
+  // Device memory fetched ahead of its use in backward. nullopt: as for the stash; twice that share, and from the
+  // moment backward begins, while steps wait for copies. A storage larger than a window that was set here is an error
+  // that names both sizes, at the storage's first save.
   std::optional<std::uint64_t> window_bytes = std::nullopt;
 
   // GPU only: where the bytes go, and how.

@@ -37,14 +37,22 @@ void OrderBook::lower_sizes() {
   under_way_.largest_bytes = 0;
 }
 
+bool OrderBook::knows(std::uint64_t signature) const {
+  const std::lock_guard lock(mutex_);
+  return find_locked(signature) != orders_.end();
+}
+
+std::deque<OrderBook::Order>::const_iterator OrderBook::find_locked(std::uint64_t signature) const {
+  return std::find_if(orders_.begin(), orders_.end(), [&](const Order& order) { return order.signature == signature; });
+}
+
 std::vector<std::uint32_t> OrderBook::recall(std::uint64_t signature, std::size_t count) const {
   std::vector<std::uint32_t> order;
   order.reserve(count);
   std::vector<bool> seen(count, false);
   {
     const std::lock_guard lock(mutex_);
-    const auto known =
-        std::find_if(orders_.begin(), orders_.end(), [&](const Order& order) { return order.signature == signature; });
+    const auto known = find_locked(signature);
     if (known != orders_.end()) {
       for (const std::uint32_t position : known->positions) {
         if (position < count && !seen[position]) {  // a signature may collide: never trust its positions

@@ -40,6 +40,9 @@ class OrderBook {
   // A permutation of [0, count): as observed under this signature, what was not used then last; else the reverse.
   [[nodiscard]] std::vector<std::uint32_t> recall(std::uint64_t signature, std::size_t count) const;
 
+  // Whether an order was observed under this signature.
+  [[nodiscard]] bool knows(std::uint64_t signature) const;
+
   // Of the last step that ended, or of the one under way where that is more.
   [[nodiscard]] std::uint64_t saved_bytes() const {
     return std::max(ended_.saved_bytes.load(), under_way_.saved_bytes.load());
@@ -53,6 +56,8 @@ class OrderBook {
     std::uint64_t signature;
     std::vector<std::uint32_t> positions;
   };
+
+  [[nodiscard]] std::deque<Order>::const_iterator find_locked(std::uint64_t signature) const;
 
   struct Sizes {
     std::atomic<std::uint64_t> saved_bytes{0};

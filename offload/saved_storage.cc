@@ -66,7 +66,7 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
   observe_made(tier, stream, source_data_, bytes_);
-  After after(WaitPoint::kOutAfterCompute, tier.record(stream));
+  After after(WaitPoint::kOutAfterCompute, stream);
   after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
   left_ = tier.copy_out(block, source_data_, after);
   block.gate(WaitPoint::kOutGatesBlock, left_);
@@ -74,7 +74,7 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   state_ = State::kAway;
   c10::Storage source = std::exchange(kept_, {});
   std::shared_ptr<Gauge::Lease> on_device = std::exchange(on_device_, nullptr);
-  position_ = tape_->append(weak_from_this(), bytes_);
+  position_ = tape_->append(weak_from_this(), bytes_, stream);
   const Ticket left = left_;
   lock.unlock();
   core_->count_offloaded(bytes_);
@@ -132,8 +132,8 @@ c10::Storage SavedStorage::get(Use& use) {
   if (mark_used(use)) {
     tape_->used(position_);
   }
-  if (!device_is_full) {
-    tape_->fetch_ahead();
+  if (!device_is_full && tape_->fetch_ahead()) {
+    core_->tier().flush();  // nothing more will join what has been gathered
   }
   core_->stash().sweep();
   return storage;
@@ -185,15 +185,23 @@ bool SavedStorage::fetch_ahead() {
   if (state_ != State::kAway) {
     return true;
   }
-  Gauge::Lease window;
-  if (!core_->window().try_hold(bytes_, core_->window_limit(), window)) {
-    return false;
-  }
   const c10::Stream stream = core_->tier().current_stream();
   if (std::optional<c10::Storage> source = live_source()) {
-    back_ = std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(),
-                                      std::move(window));
+    // Where steps wait for copies, what the stash still has takes no room in the window: it would fill it, and no copy
+    // would start.
+    const bool beside_window = core_->sources_beside_window();
+    Gauge::Lease room;
+    if (beside_window ? !core_->retained().try_hold(bytes_, core_->stash_limit(), room)
+                      : !core_->window().try_hold(bytes_, core_->window_limit(), room)) {
+      return beside_window;  // somebody else has it: perhaps for long enough
+    }
+    back_ =
+        std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(), std::move(room));
   } else {
+    Gauge::Lease window;
+    if (!core_->window().try_hold(bytes_, core_->window_limit(), window)) {
+      return false;
+    }
     try {
       back_ = fetch(stream, std::move(window));
     } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
@@ -257,7 +265,7 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   c10::DataPtr data = tier.allocate(bytes_);
   // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
   // written (R2).
-  After after(WaitPoint::kInAfterMemory, tier.record(stream));
+  After after(WaitPoint::kInAfterMemory, stream);
   after.add(WaitPoint::kInAfterOut, left_);
   Ticket arrived = tier.copy_in(data.get(), *block_, after);
   block_->gate(WaitPoint::kInGatesBlock, arrived);

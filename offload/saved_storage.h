@@ -76,8 +76,9 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   void send_out_later(Block block, c10::Stream stream);
   void send_out_now() noexcept;
 
-  // kAway -> kBack, if the window has room: starts the copy in before anybody asks. False: no room, or the copy cannot
-  // start; it is tried again when somebody asks.
+  // kAway -> kBack, if the window has room: starts the copy in before anybody asks, or keeps the source where that is
+  // still there (beside the window, if Core::sources_beside_window: as many bytes as the stash may have). False: no
+  // room, or the copy cannot start; it is tried again when somebody asks.
   bool fetch_ahead();
 
   // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead.

@@ -21,6 +21,17 @@ std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Core> core) {
   return scope;
 }
 
+void Scope::flush() {
+  std::shared_ptr<Core> core;
+  {
+    const auto locked = lock();
+    core = core_;
+  }
+  if (core != nullptr && !core->forked()) {
+    core->tier().flush();
+  }
+}
+
 void Scope::leave() {
   std::shared_ptr<Core> core;  // destroyed, as is the tape, after the lock is released
   std::shared_ptr<Tape> tape;

@@ -38,6 +38,9 @@ class Scope final : public c10::DebugInfoBase {
   // Puts a scope on the calling thread's stack. `core` null: leave saves to LibTorch.
   [[nodiscard]] static std::shared_ptr<Scope> enter(std::shared_ptr<Core> core);
 
+  // Has the offloader's tier start what it has gathered.
+  void flush();
+
   // Ends it, here and wherever the stack has been captured, and takes what has ended off the calling thread's stack.
   void leave();
 

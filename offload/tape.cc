@@ -32,12 +32,17 @@ void Tape::ended() {
     storages_.clear();
     used_.clear();
     signature_ = 0;
+    order_.clear();
+    rank_.clear();
+    fetched_to_ = 0;
+    tried_early_ = false;
     book_->drop_step();
   }
 }
 
-std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes) {
+std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
+  last_stream_ = stream;
   storages_.push_back(std::move(storage));
   used_.push_back(false);
   saved_bytes_ += bytes;
@@ -82,20 +87,42 @@ void Tape::begin_use_locked() {
   if (in_use_) {
     return;
   }
+  recall_order_locked();
+  in_use_ = true;
+}
+
+void Tape::recall_order_locked() {
   const std::size_t count = storages_.size();
   order_ = book_->recall(signature_, count);
   rank_.resize(count);
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     rank_[order_[rank]] = rank;
   }
-  in_use_ = true;
+  fetched_to_ = 0;
 }
 
-void Tape::fetch_ahead() {
+bool Tape::order_is_known() {
+  const std::lock_guard lock(mutex_);
+  return book_->knows(signature_);
+}
+
+void Tape::fetch_early(c10::Stream stream) {
+  tried_early_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    if (in_use_ || last_stream_ != stream || !book_->knows(signature_)) {
+      return;
+    }
+    recall_order_locked();
+  }
+  static_cast<void>(fetch_ahead());
+}
+
+bool Tape::fetch_ahead() {
   std::vector<std::shared_ptr<SavedStorage>> asked;  // if the graph is dropped meanwhile, they end after the lock
   const std::unique_lock one_at_a_time(fetch_mutex_, std::try_to_lock);
   if (!one_at_a_time) {
-    return;
+    return false;
   }
   while (true) {
     std::shared_ptr<SavedStorage> next;
@@ -110,11 +137,11 @@ void Tape::fetch_ahead() {
       fetched_to_ = next == nullptr ? rank : rank - 1;
     }
     if (next == nullptr) {
-      return;
+      return true;
     }
     asked.push_back(next);
     if (!next->fetch_ahead()) {
-      return;
+      return false;
     }
     const std::lock_guard lock(mutex_);
     fetched_to_ = std::max(fetched_to_, rank);

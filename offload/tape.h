@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
+
+#include <c10/core/Stream.h>
 
 namespace ebb {
 
@@ -38,8 +41,8 @@ class Tape {
   // the order learned from the steps that are.
   void ended();
 
-  // Adds a storage that went away. Returns its position.
-  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes);
+  // Adds a storage that went away; `stream`: on which it was saved. Returns its position.
+  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream);
 
   // Backward has begun: it has asked for something that this step saved.
   void begin_use();
@@ -47,8 +50,16 @@ class Tape {
   // Backward has asked for the storage at this position.
   void used(std::size_t position);
 
-  // Starts copies in for what comes next, until the window is full.
-  void fetch_ahead();
+  // Starts copies in for what comes next, until the window is full. Whether that is now all there is.
+  bool fetch_ahead();
+
+  // The same before backward has asked for anything, if it is known in which order it will. `stream`: the calling
+  // thread's; copies in belong to it, so it must be the one of the last save, on which backward will begin.
+  void fetch_early(c10::Stream stream);
+  [[nodiscard]] bool tried_early() const { return tried_early_; }
+
+  // Whether a step with the same sizes has been seen.
+  [[nodiscard]] bool order_is_known();
 
   // Gives up what was fetched ahead and nobody has asked for. Where backward covers a part of the graph only, and the
   // graph lives on, it would hold the window, which is for all steps.
@@ -59,9 +70,11 @@ class Tape {
 
  private:
   void begin_use_locked();
+  void recall_order_locked();
 
   const std::shared_ptr<OrderBook> book_;
   std::atomic<bool> in_use_{false};
+  std::atomic<bool> tried_early_{false};
 
   std::mutex fetch_mutex_;  // taken before mutex_ and before any storage's lock; at most one thread fetches ahead
 
@@ -71,11 +84,12 @@ class Tape {
   std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
   std::vector<std::weak_ptr<SavedStorage>> storages_;
-  std::vector<bool> used_;               // in this pass over the graph
-  std::uint64_t signature_ = 0;          // of the sizes, in order
-  std::vector<std::uint32_t> order_;     // expected; fixed when backward begins
-  std::vector<std::uint32_t> rank_;      // of each position in `order_`
-  std::vector<std::uint32_t> observed_;  // what the first pass really did
+  std::optional<c10::Stream> last_stream_;  // on which something was saved
+  std::vector<bool> used_;                  // in this pass over the graph
+  std::uint64_t signature_ = 0;             // of the sizes, in order
+  std::vector<std::uint32_t> order_;        // expected; fixed by the first use
+  std::vector<std::uint32_t> rank_;         // of each position in `order_`
+  std::vector<std::uint32_t> observed_;     // what the first pass really did
   bool first_pass_ = true;
   std::size_t fetched_to_ = 0;  // rank up to which everything unused has been fetched ahead
   std::size_t cursor_ = 0;      // rank behind the last use

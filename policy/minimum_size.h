@@ -8,9 +8,10 @@
 
 namespace ebb {
 
-// The smallest storage worth a copy. Measured on an H200 over PCIe gen5 x16: a copy costs 8.4 us whatever its size up
-// to 256 KiB, and 1 MiB is the smallest measured size that reaches 51 of the link's 55 GB/s. Little is lost by keeping
-// the rest: in a Llama-3-8B layer the saves below 1 MiB are 10 MB of 13 GB.
+// The smallest storage worth a copy. Measured on an H200 over PCIe gen5 x16 (bench/results/h200/link.json): besides its
+// bytes a copy costs the link 2 to 3 us, and the host 2, so that copies of 256 KiB reach 36 of the link's 55 GB/s one
+// after another, and of 1 MiB 48. Batches make smaller ones worth while for the link, not for the host. Little is lost
+// by keeping them: in a Llama-3-8B layer the saves below 1 MiB are 10 MB of 13 GB.
 inline constexpr std::uint64_t kDefaultMinimumBytes = 1 << 20;
 
 // Keeps storages smaller than `bytes`.

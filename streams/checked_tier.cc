@@ -129,6 +129,8 @@ class CheckedTier final : public Tier {
 
   [[nodiscard]] PoolStats pool_stats() const override { return tier_->pool_stats(); }
   [[nodiscard]] StallStats stall_stats() const override { return tier_->stall_stats(); }
+  void update_trace() override { tier_->update_trace(); }
+  void flush() noexcept override { tier_->flush(); }
 
   // The host, where the calling thread is the compute stream.
   HappensBefore::Actor actor(c10::Stream stream) {
@@ -163,11 +165,19 @@ class CheckedTier final : public Tier {
     for (const Ticket& ticket : after.tickets()) {
       plain.add(WaitPoint::kCaller, inner(ticket));
     }
+    for (const c10::Stream stream : after.streams()) {
+      plain.add(WaitPoint::kCaller, stream);
+    }
     return plain;
   }
 
-  static std::vector<HappensBefore::Clock> clocks(const After& after) {
+  std::vector<HappensBefore::Clock> clocks(const After& after) {
     std::vector<HappensBefore::Clock> clocks;
+    for (const c10::Stream stream : after.streams()) {
+      if (const HappensBefore::Actor compute = actor(stream); compute != HappensBefore::kHost) {
+        clocks.push_back(order().point(compute));
+      }
+    }
     for (const Ticket& ticket : after.tickets()) {
       if (const CheckedTicket* const checked = as_checked(ticket)) {
         clocks.push_back(checked->clock());

@@ -23,7 +23,9 @@ CudaEventPool& CudaEventPool::of(c10::Device device, Timing timing) {
   return *pool;
 }
 
-Ticket CudaEventPool::record(c10::cuda::CUDAStream stream) { return std::make_shared<const CudaEvent>(*this, stream); }
+std::shared_ptr<const CudaEvent> CudaEventPool::record(c10::cuda::CUDAStream stream) {
+  return std::make_shared<const CudaEvent>(*this, stream);
+}
 
 cudaEvent_t CudaEventPool::take() {
   C10_CUDA_CHECK(fails(FaultPoint::kEventCreation) ? cudaErrorMemoryAllocation : cudaSuccess);
@@ -38,6 +40,7 @@ cudaEvent_t CudaEventPool::take() {
   const c10::cuda::CUDAGuard device(device_);
   cudaEvent_t event = nullptr;
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, timing_ == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming));
+  ++made_;
   return event;
 }
 

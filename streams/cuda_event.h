@@ -1,5 +1,8 @@
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -10,6 +13,8 @@
 #include "streams/ticket.h"
 
 namespace ebb {
+
+class CudaEvent;
 
 // Events of one device, made once and used again: creating one costs more than recording it.
 //
@@ -25,13 +30,16 @@ class CudaEventPool {
 
   static CudaEventPool& of(c10::Device device, Timing timing);
 
+  // How many events all pools have made.
+  [[nodiscard]] static std::uint64_t made() { return made_; }
+
   CudaEventPool(const CudaEventPool&) = delete;
   CudaEventPool& operator=(const CudaEventPool&) = delete;
 
   [[nodiscard]] c10::Device device() const { return device_; }
 
   // The point after all work given to `stream` so far. `stream` must be of this pool's device.
-  [[nodiscard]] Ticket record(c10::cuda::CUDAStream stream);
+  [[nodiscard]] std::shared_ptr<const CudaEvent> record(c10::cuda::CUDAStream stream);
 
  private:
   friend class CudaEvent;
@@ -41,6 +49,7 @@ class CudaEventPool {
 
   const c10::Device device_;
   const Timing timing_;
+  static inline std::atomic<std::uint64_t> made_{0};
   std::mutex mutex_;
   std::vector<cudaEvent_t> free_;  // LOCK: mutex_
 };

@@ -83,6 +83,7 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
 
 std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
 
+// The calling thread is the compute stream: what `after` names of streams is over.
 Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
   TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
   return out_->submit({

@@ -23,7 +23,7 @@ constexpr std::size_t kBytesPerToucher = std::size_t{4} << 20;
 constexpr std::size_t kMaxTouchers = 16;
 
 // The first write to a page makes the kernel find and clear it, which one thread does far below the memory's rate: on
-// an H200's host, slabs of 64 MiB are ready at 5.7 GiB/s with one thread, 11.9 with 4 and 14.0 with 16
+// an H200's host, slabs of 64 MiB are ready at 5.9 GiB/s with one thread, 12.6 with 4 and 16.8 with 16
 // (bench/results/h200/pin.json).
 void touch(std::byte* data, std::size_t bytes) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());

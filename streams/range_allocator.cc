@@ -43,7 +43,8 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
     return std::nullopt;
   }
   const auto [whole, address] = *fit;
-  if (whole > bytes) {  // what is left keeps the two nodes: no allocation
+  std::vector<Ticket> gates = gates_of(address, address + bytes);  // all that may throw comes before any change
+  if (whole > bytes) {                                             // what is left keeps the two nodes: no allocation
     auto by_address = ranges_.extract(address);
     auto by_size = by_size_.extract(fit);
     by_address.key() = address + bytes;
@@ -55,7 +56,8 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
   } else {
     erase(ranges_.find(address));
   }
-  return Range{address, take_gates(address, address + bytes)};
+  drop_gates(address, address + bytes);
+  return Range{address, std::move(gates)};
 }
 
 std::vector<Ticket> RangeAllocator::gates() const {
@@ -78,19 +80,26 @@ void RangeAllocator::erase(Ranges::iterator at) {
   ranges_.erase(at);
 }
 
-std::vector<Ticket> RangeAllocator::take_gates(std::uint64_t begin, std::uint64_t end) {
-  std::vector<Ticket> taken;
-  // Ranges are taken from their start, so no gated part begins before `begin` and reaches into the range.
+// Ranges are taken from their start, so no gated part begins before `begin` and reaches into the range.
+std::vector<Ticket> RangeAllocator::gates_of(std::uint64_t begin, std::uint64_t end) const {
+  std::vector<Ticket> gates;
+  for (auto at = gated_.lower_bound(begin); at != gated_.end() && at->first < end; ++at) {
+    join(gates, at->second.gates);
+  }
+  return gates;
+}
+
+void RangeAllocator::drop_gates(std::uint64_t begin, std::uint64_t end) noexcept {
   auto at = gated_.lower_bound(begin);
   while (at != gated_.end() && at->first < end) {
-    Gated gated = std::move(at->second);
-    at = gated_.erase(at);
-    join(taken, gated.gates);
-    if (gated.end > end) {
-      gated_.emplace(end, std::move(gated));
+    if (at->second.end > end) {  // a part of it is not taken, and keeps its gates
+      auto rest = gated_.extract(at);
+      rest.key() = end;
+      gated_.insert(std::move(rest));
+      return;  // parts do not overlap
     }
+    at = gated_.erase(at);
   }
-  return taken;
 }
 
 }  // namespace ebb

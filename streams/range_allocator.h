@@ -52,7 +52,8 @@ class RangeAllocator {
 
   void insert(std::uint64_t address, std::size_t bytes);
   void erase(Ranges::iterator at);
-  std::vector<Ticket> take_gates(std::uint64_t begin, std::uint64_t end);
+  [[nodiscard]] std::vector<Ticket> gates_of(std::uint64_t begin, std::uint64_t end) const;
+  void drop_gates(std::uint64_t begin, std::uint64_t end) noexcept;
 
   Ranges ranges_;
   std::set<std::pair<std::size_t, std::uint64_t>> by_size_;  // (bytes, address) of every range

@@ -108,7 +108,8 @@ Ticket SimulatedTier::copy_in(void* to, const Block& from, const After& after) {
 
 StallStats SimulatedTier::stall_stats() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {.count = forced_waits_ + queues_->forced_points(), .total_ms = 0};
+  const std::uint64_t forced = forced_waits_ + queues_->forced_points();
+  return {.count = forced, .total_ms = static_cast<double>(forced)};
 }
 
 Ticket SimulatedTier::compute(c10::Stream stream, std::function<void()> kernel) {
@@ -131,6 +132,11 @@ Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* fr
   TORCH_CHECK(from != nullptr, "SimulatedTier::", name, " of ", bytes, " bytes: the source is null");
   TORCH_CHECK(!fails(FaultPoint::kCopy), "SimulatedTier::", name, " of ", bytes, " bytes: cannot be queued");
   std::vector<Ticket> tickets(after.tickets().begin(), after.tickets().end());
+  for (const c10::Stream stream : after.streams()) {
+    if (Ticket point = record(stream)) {
+      tickets.push_back(std::move(point));
+    }
+  }
   std::function<void()> work = [=] {
     for (const Ticket& ticket : tickets) {
       if (lane == SimulatedQueueId::Kind::kInLane) {

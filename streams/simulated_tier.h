@@ -24,7 +24,7 @@ namespace ebb {
 // `wait` holds later kernels up, and freed device memory is poisoned by a kernel of its stream. Only this kind can show
 // that a copy started before the work that makes its bytes.
 //
-// Stalls: waits that had to force something. No simulated time passes: their total_ms stays 0.
+// Stalls: waits that had to force something. No simulated time passes; each counts as one millisecond.
 // Lifetime: what has not run when the tier ends never runs; its tickets report an error.
 // Threads: as Tier. Kernels run under a lock and must not call the tier; they may free what `allocate` gave.
 class SimulatedTier final : public Tier {

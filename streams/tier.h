@@ -31,9 +31,9 @@ struct StallStats {
 // take them there and bring them back: the one seam between moving bytes and deciding which. Implementations:
 // PinnedTier (GPU and host memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
 //
-// Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done, and no later copy or
-// compute work waits for it unless told to. All ordering rules are thus visible in the callers' `after` lists and
-// `wait` calls, which are the same for every tier.
+// Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and its streams have done what they
+// had been given by then, and no later copy or compute work waits for it unless told to. All ordering rules are thus
+// visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
 //
 // Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
 //
@@ -48,7 +48,7 @@ class Tier {
   // The calling thread's current compute stream on `device()`, asked live.
   [[nodiscard]] virtual c10::Stream current_stream() const = 0;
 
-  // The point after all work given to `stream` so far.
+  // The point after all work given to `stream` so far. A copy can name the stream itself (After).
   [[nodiscard]] virtual Ticket record(c10::Stream stream) = 0;
 
   // Makes all later work of `stream` wait for the ticket. On a GPU the host does not block; on the CPU, where the
@@ -70,14 +70,20 @@ class Tier {
   // std::system_error where the system fails otherwise, c10::Error in a forked child.
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
-  // Starts copying `block.size()` bytes. The memory must stay valid until the returned ticket is done. A copy out only
-  // waits until its `after` are over. A copy in fails if one of them failed, with the same error: bytes that never
-  // arrived are never handed on.
+  // Starts copying as many bytes as the block has. The memory must stay valid until the returned ticket is done. A copy
+  // out only waits until its `after` are over. A copy in fails if one of them failed, with the same error: bytes that
+  // never arrived are never handed on.
   virtual Ticket copy_out(const Block& to, const void* from, const After& after) = 0;
   virtual Ticket copy_in(void* to, const Block& from, const After& after) = 0;
 
+  // Hands copies that were gathered to the device or the disk. They are otherwise, when somebody waits for them.
+  virtual void flush() noexcept {}
+
   [[nodiscard]] virtual PoolStats pool_stats() const = 0;
-  [[nodiscard]] virtual StallStats stall_stats() const = 0;
+  [[nodiscard]] virtual StallStats stall_stats() const = 0;  // of waits that are over
+
+  // Hands a trace, where the tier has one, what it has not heard of yet and is over.
+  virtual void update_trace() {}
 
  protected:
   virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;

@@ -34,6 +34,7 @@ void Trace::add(const char* name, TraceTrack track, TraceSpan::Time begin, Trace
 }
 
 std::vector<TraceSpan> Trace::take() {
+  process_.check("this trace");
   const std::lock_guard lock(mutex_);
   return std::exchange(spans_, {});
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 
 namespace ebb {
@@ -8,6 +9,7 @@ namespace ebb {
 // Where something takes its time. The lanes and the compute stream are the device's; on the CPU, where the calling
 // thread is the compute stream, that track shows when it was held up.
 enum class TraceTrack : std::uint8_t { kHost, kCompute, kOutLane, kInLane };
+inline constexpr std::size_t kTraceTracks = 4;
 
 // Something that took time: a copy, a stall, a call on the host.
 struct TraceSpan {

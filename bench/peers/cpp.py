@@ -7,16 +7,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .options import EBB, Options
+from .options import CPP_CONFIGS, EBB, Options
 from .results import Row, relative_difference, verdict
 
-ROW_NAMES = {"none": "none in C++", "offload": EBB}  # by the program's own names
+ROW_NAMES = dict(zip(CPP_CONFIGS, ("none in C++", EBB, f"{EBB}, lean")))
 MEASURED = (
     "ms_median",
     "ms_p10",
     "ms_p90",
     "none_ms_median",
     "ratio_of_medians",
+    "undrained_after_forward_bytes",
     "after_forward_bytes",
     "peak_bytes",
     "offloaded_bytes",
@@ -32,7 +33,8 @@ def run_step(options: Options, dtype: str) -> dict[str, dict[str, Any]]:
         flags |= {"--warm-up": options.warm_up, "--pairs": options.pairs}
         if options.layers:
             flags["--layers"] = options.layers
-        command = [options.step.absolute(), "--configs", *ROW_NAMES, *(word for flag in flags.items() for word in flag)]
+        words = (word for flag in flags.items() for word in flag)
+        command = [options.step.absolute(), "--configs", *options.cpp_configs, *words]
         # Its exit status says no more than its results: it is 1 where gradients differ.
         status = subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, check=False).returncode
         text = out.read_text() if out.exists() else ""
@@ -51,14 +53,14 @@ def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[R
         results = run_step(options, dtype)
         return [
             Row(
-                name,
+                ROW_NAMES[config],
                 dtype,
                 **{field: results[config][field] for field in MEASURED},
                 none_gradient_norm=none_norm,
                 norm_difference=relative_difference(results[config]["gradient_norm"], none_norm),
                 gradients=verdict(results[config]["gradients_equal"]),
             )
-            for config, name in ROW_NAMES.items()
+            for config in options.cpp_configs
         ]
     except (OSError, ValueError) as error:
         return [Row(EBB, dtype, error=f"not runnable here: {error}")]

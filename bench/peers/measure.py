@@ -74,7 +74,11 @@ def measure_memory(step: Step) -> dict[str, int]:
     torch.cuda.reset_peak_memory_stats()
     step(ignore)
     synchronize()
-    return {"after_forward_bytes": after_forward[0], "peak_bytes": torch.cuda.max_memory_allocated()}
+    return {
+        "undrained_after_forward_bytes": after_forward[0],
+        "after_forward_bytes": after_forward[0],
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+    }
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> float:

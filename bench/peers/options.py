@@ -11,6 +11,7 @@ from .model import SHAPES, Shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EBB = "ebb"
+CPP_CONFIGS = ("none", "offload", "lean")  # by the C++ program's names
 CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -21,6 +22,7 @@ class Options:
     layers: int | None = None  # the shape's unless given
     dtypes: tuple[str, ...] = tuple(DTYPES)
     configs: tuple[str, ...] = CONFIGS
+    cpp_configs: tuple[str, ...] = CPP_CONFIGS
     device: str = "auto"
     warm_up: int = 3
     pairs: int = 10
@@ -54,6 +56,9 @@ def parse_options(description: str) -> Options:
     parser.add_argument("--layers", type=positive, help="instead of the shape's own number")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
     parser.add_argument("--configs", nargs="+", choices=CONFIGS, help="measured in this order")
+    parser.add_argument(
+        "--cpp-configs", nargs="+", choices=CPP_CONFIGS, help=f"of the C++ program, where {EBB} is measured"
+    )
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--warm-up", type=positive, help="steps of each before timing")
     parser.add_argument("--pairs", type=positive, help="timed steps of each")

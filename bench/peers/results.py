@@ -14,6 +14,7 @@ COLUMNS = (
     "p10 to p90",
     "over none",
     "after forward GB",
+    "copies awaited",
     "peak GB",
     "gradient norm",
     "off by",
@@ -33,7 +34,8 @@ class Row:
     ms_p90: float | None = None
     none_ms_median: float | None = None
     ratio_of_medians: float | None = None
-    after_forward_bytes: int | None = None
+    undrained_after_forward_bytes: int | None = None  # when the device has nothing left to do
+    after_forward_bytes: int | None = None  # when ebb has let go of what was copied, which it does at its next call
     peak_bytes: int | None = None
     offloaded_bytes: int | None = None
     gradient_norm: float | None = None
@@ -56,13 +58,15 @@ def show(form: str, *values: float | None) -> str:
 
 def table_line(row: Row) -> str:
     overhead = None if row.ratio_of_medians is None else 100 * (row.ratio_of_medians - 1)
-    after_forward, peak = (None if b is None else b / GB for b in (row.after_forward_bytes, row.peak_bytes))
+    measured = (row.undrained_after_forward_bytes, row.after_forward_bytes, row.peak_bytes)
+    undrained, after_forward, peak = (None if b is None else b / GB for b in measured)
     cells = [
         row.dtype,
         row.config,
         row.error or show("{:.1f}", row.ms_median),
         show("{:.1f} to {:.1f}", row.ms_p10, row.ms_p90),
         show("{:+.1f} %", overhead),
+        show("{:.2f}", undrained),
         show("{:.2f}", after_forward),
         show("{:.2f}", peak),
         show("{:.6g}", row.gradient_norm),

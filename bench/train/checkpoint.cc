@@ -136,6 +136,7 @@ void save_checkpoint(const std::filesystem::path& file, const Llama& model, torc
   // Parameters only: the rope tables are buffers, which follow from the sizes and bind a run to its sequence length.
   const auto tensors = named_tensors(model, optimizer);
   std::vector<TensorSpec> specs;
+  specs.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
     specs.push_back({name, dtype_name(tensor.scalar_type()), tensor.sizes().vec()});
   }

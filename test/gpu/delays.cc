@@ -19,7 +19,6 @@ namespace {
 constexpr std::int64_t kSpinCycles = 100'000'000;  // 50 ms at 2 GHz
 constexpr std::int64_t kClogBytes = std::int64_t{256} << 20;
 constexpr int kClogCopies = 8;  // 40 ms at 54 GB/s
-constexpr std::int64_t kPage = 4096;
 
 // By default all streams of a process share eight queues to the device, and one that waits may hold up another that has
 // nothing to wait for: a missing wait would not show. CUDA reads this when it starts, so it is set before main.
@@ -61,7 +60,7 @@ void clog(cudaMemcpyKind direction) {
 }
 
 LaneHold::LaneHold(PinnedTier& tier)
-    : tier_(tier), block_(tier.try_acquire(kPage).value()), memory_(at::empty({kPage}, bytes_on_gpu())) {
+    : tier_(tier), block_(tier.try_acquire(kBytes).value()), memory_(at::empty({kBytes}, bytes_on_gpu())) {
   // A stream's first copy may take CUDA longer.
   tier_.copy_out(block_, memory_.const_data_ptr(), {});
   tier_.copy_in(memory_.mutable_data_ptr(), block_, {});

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "streams/block.h"
+#include "streams/copy_batch.h"
 #include "streams/pinned_tier.h"
 
 // Delays on a GPU for tests of order: each lasts some tens of milliseconds, far longer than the host takes to queue all
@@ -29,7 +30,9 @@ void clog(cudaMemcpyKind direction);
 // lanes.
 class LaneHold {
  public:
-  // Takes a page of the tier's host memory.
+  // Of the tier's host memory. Copies of so many are queued at once.
+  static constexpr std::size_t kBytes = 2 * CopyBatch::kLargestCopy;
+
   explicit LaneHold(PinnedTier& tier);
 
   // Waits for the device.

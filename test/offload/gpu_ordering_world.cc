@@ -17,11 +17,11 @@ constexpr int kTensors = 6;
 at::TensorOptions ints_on_gpu() { return at::TensorOptions().device(c10::kCUDA, 0).dtype(at::kInt); }
 
 std::shared_ptr<PinnedTier> make_tier(std::size_t bytes, const GpuOrderingWorld::Limits& limits) {
-  constexpr std::size_t kPage = BlockPool::kAlignment;
   PinnedTier::Config config;
   config.overlapped = limits.overlapped;
   if (limits.one_block) {
-    config.capacity_bytes = (bytes + kPage - 1) / kPage * kPage + kPage;  // the page is LaneHold's
+    // Whole times what LaneHold takes, which comes first: the pool grows by multiples of what it is asked for.
+    config.capacity_bytes = (bytes + LaneHold::kBytes - 1) / LaneHold::kBytes * LaneHold::kBytes + LaneHold::kBytes;
   }
   return std::make_shared<PinnedTier>(config);
 }

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,6 +12,8 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/minimum_size.h"
+#include "streams/cuda_event.h"
+#include "test/gpu/delays.h"
 #include "test/offload/on_threads.h"
 #include "test/random/device_bytes.h"
 
@@ -129,22 +132,36 @@ TEST_CASE("after a step on a GPU all device memory is back, with and without bac
   CHECK(offloader.stats().saved_on_device.now_bytes == 0);
 }
 
-TEST_CASE("from the third step on a GPU no host memory is pinned", "[gpu]") {
+TEST_CASE("in steady state a step on a GPU pins no host memory, makes no event and never waits for the device",
+          "[gpu]") {
   const std::vector<at::Tensor> weights = chain_weights(8);
   const at::Tensor input = at::randn({1024, 1024}, at::TensorOptions().device(kGpu));
-  Offloader offloader(gpu_options());
-  const auto step = [&] {
+  Options options = gpu_options();
+  options.stash_bytes = GENERATE(std::optional<std::uint64_t>(), std::optional<std::uint64_t>(8 << 20));
+  Offloader offloader(options);
+  // The device starts the step only when the host may long be through with it.
+  const auto late_step = [&] {
+    for (int i = 0; i < 4; ++i) {
+      test::spin();
+    }
     const OffloadGuard guard(offloader);
     chain(weights, input);
   };
-  step();
-  step();
-  const std::uint64_t growths = offloader.stats().pool_growths;
-  for (int i = 0; i < 20; ++i) {
-    step();
+  constexpr int kFirstSteps = 4;
+  for (int i = 0; i < kFirstSteps; ++i) {
+    late_step();
+    c10::cuda::device_synchronize();
   }
+  const std::uint64_t growths = offloader.stats().pool_growths;
+  const std::uint64_t events = CudaEventPool::made();
   CHECK(growths > 0);
+  for (int i = 0; i < 10; ++i) {
+    late_step();
+    CHECK_FALSE(c10::cuda::getCurrentCUDAStream().query());
+    c10::cuda::device_synchronize();
+  }
   CHECK(offloader.stats().pool_growths == growths);
+  CHECK(CudaEventPool::made() == events);
 }
 
 TEST_CASE("double backward and retained graphs are exact on a GPU", "[gpu]") {

@@ -67,14 +67,19 @@ void check_step(c10::Device device, DiskIo io) {
   const auto end = std::chrono::steady_clock::now();
 
   REQUIRE(stats.offloaded.tensors > 0);
+  REQUIRE(stats.fetched.tensors > 0);
   REQUIRE(stats.deduplicated.tensors > 0);
+  // On a GPU small copies go in batches: Note [Batches] in copy_batch.h.
+  const auto is_count = [&](std::size_t copies, std::uint64_t tensors) {
+    return device.is_cuda() ? 0 < copies && copies <= tensors : copies == tensors;
+  };
   REQUIRE(stats.kept_for(Kept::kParameter).tensors > 0);
   const Spans out = of_name(spans, "copy out");
-  CHECK(out.size() == stats.offloaded.tensors);
+  CHECK(is_count(out.size(), stats.offloaded.tensors));
   CHECK(bytes(out) == stats.offloaded.bytes);
   CHECK(all_on(out, TraceTrack::kOutLane));
   const Spans in = of_name(spans, "copy in");
-  CHECK(in.size() == stats.fetched.tensors);
+  CHECK(is_count(in.size(), stats.fetched.tensors));
   CHECK(bytes(in) == stats.fetched.bytes);
   CHECK(all_on(in, TraceTrack::kInLane));
   const Spans stalls = of_name(spans, "stall");
@@ -85,7 +90,7 @@ void check_step(c10::Device device, DiskIo io) {
   CHECK(bytes(packs) == stats.offloaded.bytes + stats.deduplicated.bytes);
   CHECK(all_on(packs, TraceTrack::kHost));
   const Spans unpacks = of_name(spans, "unpack");
-  CHECK(unpacks.size() >= stats.offloaded.tensors);
+  CHECK(unpacks.size() == packs.size());
   CHECK(all_on(unpacks, TraceTrack::kHost));
   CHECK(out.size() + in.size() + stalls.size() + packs.size() + unpacks.size() == spans.size());
   const auto slack = device.is_cuda() ? std::chrono::milliseconds(5) : std::chrono::milliseconds(0);  // two clocks

@@ -1,4 +1,4 @@
-"""Draws what `./dev bench peers` measured: python plot.py peers.json... FOLDER
+"""Draws what `./dev bench peers` measured: python -m bench.peers.plot peers.json... FOLDER
 
 FOLDER/bars.png has the time of a step and the memory after forward of each configuration, FOLDER/pareto.png the one
 against the other: what lies further left and further down is better in both."""
@@ -18,7 +18,11 @@ OTHER_COLOR = "#9a9a9a"
 
 
 def color(row):
-    return EBB_COLOR if row["config"] == "ebb" else OTHER_COLOR
+    return EBB_COLOR if row["config"].startswith("ebb") else OTHER_COLOR
+
+
+def held_gb(row):
+    return row["undrained_after_forward_bytes"] / GB
 
 
 def label(row):
@@ -32,7 +36,7 @@ def load(paths):
         results = json.loads(Path(path).read_text())
         gpu = results["machine"].get("gpu", results["machine"]["device"])
         for row in results["rows"]:
-            if row["error"] is None:
+            if row["error"] is None and row["undrained_after_forward_bytes"] is not None:
                 rows.setdefault(row["dtype"], []).append(row)
     return rows, gpu
 
@@ -51,7 +55,7 @@ def draw_all_bars(rows, gpu, path):
     for (left, right), (dtype, measured) in zip(axes, rows.items()):
         draw_bars(left, measured, [row["ms_median"] for row in measured], f"{dtype}: ms a step")
         left.invert_yaxis()  # which the right one shares
-        draw_bars(right, measured, [row["after_forward_bytes"] / GB for row in measured], f"{dtype}: GB after forward")
+        draw_bars(right, measured, [held_gb(row) for row in measured], f"{dtype}: GB after forward")
     figure.suptitle(gpu, fontsize=10)
     figure.tight_layout()
     figure.savefig(path)
@@ -60,14 +64,14 @@ def draw_all_bars(rows, gpu, path):
 def draw_pareto(axes, rows, title):
     points = [row for row in rows if row["config"] != "none in C++"]
     for row in points:
-        x, y = row["after_forward_bytes"] / GB, row["ms_median"]
+        x, y = held_gb(row), row["ms_median"]
         axes.scatter(x, y, color=color(row), s=36, zorder=3)
         axes.annotate(label(row), (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
     axes.set_xlabel("GB on the GPU after forward")
     axes.set_ylabel("ms a step")
     axes.set_title(title, fontsize=10)
     room = 1.3  # for the names
-    axes.set_xlim(0, room * max(row["after_forward_bytes"] / GB for row in points))
+    axes.set_xlim(0, room * max(held_gb(row) for row in points))
     axes.set_ylim(0, room * max(row["ms_median"] for row in points))
     axes.grid(color="#e0e0e0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,64 @@
+#include "offload/early_fetch.h"
+
+#include "offload/core.h"
+#include "offload/log.h"
+#include "offload/tape.h"
+
+namespace ebb {
+namespace {
+
+struct Expected {
+  std::weak_ptr<Core> core;
+  std::weak_ptr<Tape> tape;
+};
+
+Expected& expected_here() {
+  thread_local Expected expected;
+  return expected;
+}
+
+}  // namespace
+
+void EarlyFetch::expect(const std::shared_ptr<Core>& core, const std::shared_ptr<Tape>& tape) {
+  expected_here() = {core, tape};
+}
+
+EarlyFetch::EarlyFetch() noexcept {
+  try {
+    start();
+  } catch (...) {  // no memory for a guess
+  }
+}
+
+void EarlyFetch::start() {
+  const Expected& expected = expected_here();
+  std::shared_ptr<Core> core = expected.core.lock();
+  std::shared_ptr<Tape> tape = expected.tape.lock();
+  if (core == nullptr || tape == nullptr || core->forked()) {
+    return;
+  }
+  core->tier().flush();
+  core_ = std::move(core);
+  if (!tape->in_use() && !tape->tried_early() && core_->backward_begins(*tape)) {
+    tape_ = std::move(tape);
+    tape_->fetch_early(core_->tier().current_stream());
+    core_->tier().flush();
+  }
+}
+
+EarlyFetch::~EarlyFetch() {
+  if (core_ == nullptr || core_->forked()) {
+    return;
+  }
+  if (tape_ != nullptr && !tape_->in_use()) {
+    try {
+      core_->guessed_wrong();
+      tape_->drop_guesses();
+    } catch (...) {
+      log_warning("what was fetched for another graph stays on the device until that is used or dropped");
+    }
+  }
+  core_->tier().flush();
+}
+
+}  // namespace ebb

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+namespace ebb {
+
+class Core;
+class Tape;
+
+// Lives while a thread runs a backward pass from its beginning to its end: starts the first copies in before the pass
+// asks for anything, if that pays (Note [Before the first use] in stall_watch.h), and gives up what it fetched for a
+// graph on which backward then did not run. A step is tried once.
+//
+// Which graph that will be is a guess: the last one for which the thread began to save, for whichever offloader. A
+// wrong one costs time only, and so does one that cannot be made.
+class EarlyFetch {
+ public:
+  // The thread's saves belong to this step from now on.
+  static void expect(const std::shared_ptr<Core>& core, const std::shared_ptr<Tape>& tape);
+
+  EarlyFetch() noexcept;
+  ~EarlyFetch();
+  EarlyFetch(const EarlyFetch&) = delete;
+  EarlyFetch& operator=(const EarlyFetch&) = delete;
+
+ private:
+  void start();
+
+  std::shared_ptr<Core> core_;  // null unless the thread has saves that backward may use
+  std::shared_ptr<Tape> tape_;  // null unless copies may have been started
+};
+
+}  // namespace ebb
