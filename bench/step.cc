@@ -23,6 +23,7 @@
 #include "bench/chrome_trace.h"
 #include "bench/device.h"
 #include "bench/percentile.h"
+#include "bench/result_rows.h"
 #include "bench/step_measure.h"
 #include "bench/step_options.h"
 #include "bench/step_shape.h"
@@ -159,32 +160,24 @@ void trace_step(StepWorkload& workload, const StepOptions& options, const std::s
   write_whole_file(options.trace / (dtype + "_" + name + ".json"), chrome_trace(spans));
 }
 
-// Fails before the measurements rather than after them.
-void check_out(const std::filesystem::path& out) {
-  if (out.empty()) {
-    return;
+int run(int argc, char** argv) {
+  StepOptions options;
+  if (const auto code = parse_options(argc, argv, options)) {
+    return *code;
   }
-  if (out.has_parent_path()) {
-    make_folder(out.parent_path());
-  }
-  require_writable(out);
-}
-
-int run(const StepOptions& options) {
   const c10::Device device = pick_device(options.device);
   DeviceMemory device_memory(device);  // before any weights, which it is to count
   // The first offloader of a process brings an engine whose threads have cuBLAS workspaces of their own, 32 MiB on an
   // H200. Steps of plain autograd that run before would leave a second one behind.
   const Offloader first(offload_options(options, device));
-  check_out(options.out);
-  if (!options.trace.empty()) {
-    make_folder(options.trace);
-  }
+  ResultRows rows(options.out);
   if (options.compare_only) {
     return compare(options, device);
   }
+  if (!options.trace.empty()) {
+    make_folder(options.trace);
+  }
   const StepShape shape = chosen_shape(options);
-  nlohmann::json results = nlohmann::json::array();
   bool all_equal = true;
   for (const std::string& dtype : options.dtypes) {
     const nlohmann::json equal = compare_elsewhere(options, dtype);
@@ -200,11 +193,7 @@ int run(const StepOptions& options) {
       result["device"] = device_name(device);
       result["gradients_equal"] = equal.at(name);
       all_equal = all_equal && equal.at(name).get<bool>();
-      std::cout << result.dump() << std::endl;
-      results.push_back(std::move(result));
-      if (!options.out.empty()) {
-        write_whole_file(options.out, results.dump(1) + "\n");
-      }
+      rows.add(std::move(result));
     }
   }
   if (!all_equal) {
@@ -217,14 +206,5 @@ int run(const StepOptions& options) {
 }  // namespace ebb
 
 int main(int argc, char** argv) {
-  try {
-    ebb::StepOptions options;
-    if (const auto code = ebb::parse_options(argc, argv, options)) {
-      return *code;
-    }
-    return ebb::run(options);
-  } catch (const std::exception& error) {
-    std::cerr << "step: error: " << error.what() << "\n";
-    return 1;
-  }
+  return ebb::run_benchmark("step", [&] { return ebb::run(argc, argv); });
 }

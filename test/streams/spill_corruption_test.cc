@@ -199,10 +199,12 @@ TEST_CASE("a damaged chunk of a large block is named with its bytes and its offs
   auto content = random_bytes(kBytes, 4);
   std::vector<std::byte> back(kBytes);
   queue->submit({IoKind::kWrite, 0, content.data(), kBytes, {}})->synchronize();
-  const auto [page, named] = GENERATE(table<std::uint64_t, const char*>({
-      {0, "cannot read 4194304 bytes at offset 0 of"},
-      {1024 + 1023, "cannot read 4194304 bytes at offset 4194304 of"},
-      {2048, "cannot read 5 bytes at offset 8388608 of"},
+  constexpr std::uint64_t kChunkPages = IoJob::kChunkBytes / kPageBytes;
+  const std::string chunk = std::to_string(IoJob::kChunkBytes);
+  const auto [page, named] = GENERATE_REF(table<std::uint64_t, std::string>({
+      {0, "cannot read " + chunk + " bytes at offset 0 of"},
+      {2 * kChunkPages - 1, "cannot read " + chunk + " bytes at offset " + chunk + " of"},
+      {2 * kChunkPages, "cannot read 5 bytes at offset " + std::to_string(2 * IoJob::kChunkBytes) + " of"},
   }));
   const AlignedMemory on_disk = allocate_pages(kPageBytes);
   const auto offset = static_cast<off_t>(page * kPageBytes);
@@ -210,8 +212,7 @@ TEST_CASE("a damaged chunk of a large block is named with its bytes and its offs
   on_disk[4] ^= std::byte{0x10};
   REQUIRE(::pwrite(file.fd(), on_disk.get(), kPageBytes, offset) == static_cast<ssize_t>(kPageBytes));
   const Ticket ticket = queue->submit({IoKind::kRead, 0, back.data(), kBytes, {}});
-  CHECK(corruption_of(ticket) ==
-        std::string(named) + " the spill file in /var/tmp: they are not the bytes that were written");
+  CHECK(corruption_of(ticket) == named + " the spill file in /var/tmp: they are not the bytes that were written");
   CHECK(corruption_of(ticket) == corruption_of(ticket));
 }
 
