@@ -19,7 +19,7 @@ namespace ebb {
 // refuses is moved by pread or pwrite on that thread: slower, and as exact.
 class UringIo final : public IoQueue {
  public:
-  // Chunks in flight. With 8 the disk's rate is reached (bench/results, disk.json).
+  // Chunks in flight. With 8 the disk's rate is reached (bench/results/two_cores/disk.json).
   static constexpr unsigned kDepth = 8;
 
   // Why this process may not use io_uring (an old kernel, a container that forbids it); no error (false) if it may.
