@@ -109,9 +109,12 @@ bool UringIo::submit(IoSlot& slot) {
     ::io_uring_prep_write(sqe, fd_, slot.data(), bytes, slot.file_offset());
   }
   ::io_uring_sqe_set_data(sqe, &slot);
-  // By a thread of the kernel's: many file systems would else do all of a direct write within the submission, and this
-  // thread could not prepare the next one meanwhile.
-  ::io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
+  // By a thread of the kernel's, if it is long: many file systems would else do all of a direct write within the
+  // submission, and this thread could not prepare the next one meanwhile. For a short one, waking that costs more.
+  constexpr unsigned kLong = 256 << 10;
+  if (bytes >= kLong) {
+    ::io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
+  }
   int result = -EAGAIN;
   if (!fails(FaultPoint::kUringSubmission)) {
     do {
