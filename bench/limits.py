@@ -49,7 +49,7 @@ def step_lines(step, rows):
     for name, moved, gb_per_s, ms in parts:
         least = moved / gb_per_s / 1e6
         yield (
-            f"bfloat16 step above, {name}: {moved / 1e9:.2f} GB",
+            f"bfloat16 step, {name}: {moved / 1e9:.2f} GB",
             f"{least:.1f} ms",
             f"{ms:.1f} ms, {ms / least:.3f} times as long",
         )
