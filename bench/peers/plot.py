@@ -30,15 +30,15 @@ def label(row):
 
 
 def load(paths):
-    """The rows that were measured, by dtype, and the GPU's name."""
+    """The rows that were measured, by dtype, and the GPU's name. What several files have is as in the first."""
     rows, gpu = {}, ""
     for path in paths:
         results = json.loads(Path(path).read_text())
         gpu = results["machine"].get("gpu", results["machine"]["device"])
         for row in results["rows"]:
             if row["error"] is None and row["undrained_after_forward_bytes"] is not None:
-                rows.setdefault(row["dtype"], []).append(row)
-    return rows, gpu
+                rows.setdefault(row["dtype"], {}).setdefault(row["config"], row)
+    return {dtype: list(measured.values()) for dtype, measured in rows.items()}, gpu
 
 
 def draw_bars(axes, rows, values, title):
