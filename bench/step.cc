@@ -121,6 +121,8 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"offloaded_storages", stats.offloaded.tensors},
       {"fetched_bytes", stats.fetched.bytes},
       {"reused_bytes", stats.reused.bytes},
+      {"dropped_bytes", stats.dropped.bytes},
+      {"recomputed_bytes", stats.recomputed.bytes},
       {"stalls", stats.stalls},
       {"stalled_ms", stats.stalled_ms},
       {"stash_peak_bytes", stats.stash.peak_bytes},

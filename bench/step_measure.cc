@@ -13,6 +13,8 @@
 #include "bench/device_clock.h"
 #include "offload/offloader.h"
 #include "policy/minimum_size.h"
+#include "policy/operation.h"
+#include "policy/recompute.h"
 #include "streams/cuda_event.h"
 
 namespace ebb {
@@ -59,8 +61,14 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.stash_bytes = options.stash_bytes.value_or(kLeanBytes);
     chosen.window_bytes = options.window_bytes.value_or(kLeanBytes);
     chosen.policy = minimum_size(kLeanMinimumBytes);
+  } else if (name == "recompute") {
+    const std::shared_ptr<Policy> keep = only_operations({});
+    chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound, keep));
+  } else if (name == "mix") {
+    chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound));
   } else if (name != "offload") {
-    throw std::invalid_argument("unknown configuration \"" + name + "\": there are none, blocking, offload, lean");
+    throw std::invalid_argument("unknown configuration \"" + name +
+                                "\": there are none, blocking, offload, lean, recompute, mix");
   }
   return chosen;
 }

@@ -16,7 +16,8 @@ class Offloader;
 
 // The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
 // in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they are), or "lean" (small
-// saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time).
+// saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time),
+// "recompute" (what is memory-bound is recomputed, and the rest kept) or "mix" (the rest moves).
 // Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
 

@@ -13,7 +13,7 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option("--configs", options.configs)
-      ->check(CLI::IsMember({"none", "blocking", "offload", "lean"}))
+      ->check(CLI::IsMember({"none", "blocking", "offload", "lean", "recompute", "mix"}))
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::PositiveNumber);

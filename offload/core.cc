@@ -12,6 +12,7 @@
 #include "offload/engine.h"
 #include "offload/log.h"
 #include "offload/put_off.h"
+#include "offload/recipe.h"
 #include "streams/checked_tier.h"
 #include "streams/system_memory.h"
 
@@ -37,6 +38,7 @@ Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> t
       account_(std::make_shared<DeviceAccount>(options_.record_timeline)),
       exclusions_(tier_->device()),
       policy_needs_operation_(options_.policy->needs_operation()),
+      policy_needs_recompute_(options_.policy->needs_recompute()),
       least_bytes_(options_.policy->least_bytes()),
       stash_(*tier_) {}
 
@@ -96,6 +98,13 @@ void Core::count_offloaded(std::uint64_t bytes) {
   }
 }
 
+void Core::count_dropped(std::uint64_t bytes) {
+  counters_.dropped.add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("drop " + human_bytes(bytes));
+  }
+}
+
 void Core::count_kept(Kept reason, std::uint64_t bytes) {
   counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
   if (debug_log_wanted()) {
@@ -122,7 +131,14 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
 
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
   const std::uint64_t bytes = saved->bytes();
-  if (decide(tensor, tape) == Decision::kKeep) {
+  std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
+  const Decision decision = decide(tensor, tape, recipe.get());
+  if (decision == Decision::kRecompute && recipe != nullptr) {
+    count_dropped(bytes);
+    saved->drop(std::move(recipe));
+    return;
+  }
+  if (decision != Decision::kOffload) {
     count_kept(Kept::kPolicy, bytes);
     return;
   }
@@ -141,7 +157,7 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   }
 }
 
-Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
+Decision Core::decide(const at::Tensor& tensor, Tape& tape, const Recipe* recipe) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -151,6 +167,7 @@ Decision Core::decide(const at::Tensor& tensor, Tape& tape) {
     }
     candidate.operation = operation;
   }
+  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   const std::lock_guard lock(policy_mutex_);
   candidate.ordinal = tape.next_candidate();
   if (candidate.ordinal == 0) {
@@ -214,10 +231,12 @@ Stats Core::stats() {
   Stats stats;
   stats.saved = counters_.saved.count();
   stats.offloaded = counters_.offloaded.count();
+  stats.dropped = counters_.dropped.count();
   stats.deduplicated = counters_.deduplicated.count();
   std::transform(counters_.kept.begin(), counters_.kept.end(), stats.kept.begin(),
                  [](const Counter& counter) { return counter.count(); });
   stats.fetched = counters_.fetched.count();
+  stats.recomputed = counters_.recomputed.count();
   stats.reused = counters_.reused.count();
   stats.steps = counters_.steps;
   {

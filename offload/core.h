@@ -70,6 +70,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // Count storages, once it is certain what becomes of them.
   void count_offloaded(std::uint64_t bytes);
+  void count_dropped(std::uint64_t bytes);
   void count_kept(Kept reason, std::uint64_t bytes);
 
   // When the copy of a newly saved storage starts.
@@ -111,7 +112,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // Those that live, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<Tape>> tapes(std::optional<std::thread::id> made_on = std::nullopt);
 
-  Decision decide(const at::Tensor& tensor, Tape& tape);
+  Decision decide(const at::Tensor& tensor, Tape& tape, const Recipe* recipe);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short(bool refused);
@@ -136,6 +137,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   std::mutex policy_mutex_;  // policies are never called from two threads at once
   const bool policy_needs_operation_;
+  const bool policy_needs_recompute_;
   const std::uint64_t least_bytes_;  // that the policy is asked about
 
   struct ThreadsTape {

@@ -32,14 +32,16 @@ class Counter {
 struct Counters {
   Counter saved;
   Counter offloaded;
+  Counter dropped;
   Counter deduplicated;
   std::array<Counter, kKeptReasons> kept;
   Counter fetched;
+  Counter recomputed;
   Counter reused;
   std::atomic<std::uint64_t> steps{0};
 
   void reset() {
-    for (Counter* counter : {&saved, &offloaded, &deduplicated, &fetched, &reused}) {
+    for (Counter* counter : {&saved, &offloaded, &dropped, &deduplicated, &fetched, &recomputed, &reused}) {
       counter->reset();
     }
     for (Counter& counter : kept) {

@@ -25,7 +25,7 @@ Fetched::~Fetched() {
 c10::Storage Fetched::get() {
   tier_.wait(WaitPoint::kUseAfterIn, stream_, arrived_);
   waited_for_ = true;
-  if (!is_source()) {
+  if (arrived_ != nullptr) {
     observe_use(tier_, stream_, storage_.data(), storage_.nbytes());
   }
   Gauge::Lease no_longer_ahead;

@@ -12,13 +12,14 @@
 
 namespace ebb {
 
-// A storage's bytes on the device again: a copy on its way in, or the source itself where it was still there.
+// A storage's bytes on the device again: a copy on its way in, the source itself where it was still there, or what a
+// recipe made on the stream.
 //
 // Threads: every member may be called from any thread.
 class Fetched {
  public:
-  // `arrived`: the copy in; empty for the source itself. `stream`: whose pool the memory came from. `on_device`: the
-  // source's lease; empty for a copy, which is counted until its memory is freed. `ahead`: the room that it takes until
+  // `arrived`: the copy in; empty where there is none. `stream`: whose pool the memory came from. `on_device`: the
+  // source's lease; empty for other memory, which is counted until it is freed. `ahead`: the room that it takes until
   // it is asked for. `tier` must outlive this.
   Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
           Gauge::Lease ahead);
@@ -30,7 +31,7 @@ class Fetched {
   Fetched& operator=(const Fetched&) = delete;
 
   [[nodiscard]] c10::Stream stream() const { return stream_; }
-  [[nodiscard]] bool is_source() const { return arrived_ == nullptr; }
+  [[nodiscard]] bool is_source() const { return on_device_ != nullptr; }
 
   // Makes the stream wait for the bytes and returns them. From here on they are no longer fetched "ahead".
   // Throws what the copy failed with, where the host can know.

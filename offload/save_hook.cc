@@ -7,18 +7,10 @@
 
 #include "offload/core.h"
 #include "offload/put_off.h"
+#include "offload/recipe_input.h"
 
 namespace ebb {
 namespace {
-
-// A second tensor over `storage` with every other property of `tensor`: sizes, strides, offset, dtype, conjugate and
-// negative bits, and the version counter that it shares with the original.
-at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
-  const c10::TensorImpl& original = *tensor.unsafeGetTensorImpl();
-  auto copy = original.shallow_copy_and_detach(original.version_counter(), /*allow_tensor_metadata_change=*/true);
-  copy->set_storage_keep_dtype(std::move(storage));
-  return at::Tensor(std::move(copy));
-}
 
 // A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
 // (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
@@ -35,24 +27,22 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   Core& core = *target.core;
   core.check_process();
   PutOff::of_this_thread().start_finished();
-  version_.emplace(tensor);
+  const VersionCheck version(tensor);
   if (const std::optional<Kept> reason = core.passed_through(tensor)) {
     core.count_kept(*reason, tensor);
     if (reason == Kept::kPolicy) {
       held_.emplace(core.hold_on_device(tensor.storage().nbytes()));
     }
-    tensor_ = tensor.is_leaf() || is_view_of_leaf_from_before(tensor) ? tensor : tensor.tensor_data();
+    // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
+    const bool whole = tensor.is_leaf() || is_view_of_leaf_from_before(tensor);
+    saved_.emplace(version, whole ? tensor : tensor.tensor_data());
     return;
   }
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
-  use_.emplace(core.save(tensor, target.scope->tape(core), start));
-  tensor_ = with_storage(tensor, core.no_bytes());
+  saved_.emplace(version, tensor, core.save(tensor, target.scope->tape(core), start));
 }
 
-at::Tensor SaveHook::call_unpack_hook() {
-  version_->check(tensor_);
-  return use_ ? with_storage(tensor_, use_->get()) : tensor_;
-}
+at::Tensor SaveHook::call_unpack_hook() { return hand_to_recipe(*saved_) ? saved_->shape() : saved_->get(); }
 
 }  // namespace ebb

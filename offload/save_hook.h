@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -8,9 +7,8 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/device_account.h"
-#include "offload/saved_storage.h"
+#include "offload/saved_tensor.h"
 #include "offload/scope.h"
-#include "offload/version_check.h"
 
 namespace ebb {
 
@@ -24,16 +22,14 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
   explicit SaveHook(Scope::Target target) : target_(std::move(target)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override;
+
+  // Where a recipe is looking for its inputs (recipe_input.h), it gets another save of the tensor, and the result is
+  // without bytes.
   at::Tensor call_unpack_hook() override;
 
  private:
-  Scope::Target target_;  // empty once packed
-  std::optional<VersionCheck> version_;
-
-  // Either the tensor itself, detached from its history unless it is a leaf (else an operation that saves its own
-  // output would own itself for ever), or, where `use_` is set, its sizes, strides, offset and flags without its bytes.
-  at::Tensor tensor_;
-  std::optional<SavedStorage::Use> use_;
+  Scope::Target target_;                     // empty once packed
+  std::optional<SavedTensor> saved_;         // once packed
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
 };
 

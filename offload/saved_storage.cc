@@ -6,6 +6,7 @@
 
 #include "offload/core.h"
 #include "offload/log.h"
+#include "offload/recipe.h"
 #include "offload/tape.h"
 #include "streams/checked_tier.h"
 
@@ -84,6 +85,25 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit());
 }
 
+void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {
+  std::shared_ptr<Gauge::Lease> on_device;  // destroyed after what it counts, and that after the lock is released
+  c10::Storage source;
+  const std::lock_guard lock(mutex_);
+  recipe_ = std::move(recipe);
+  state_ = State::kAway;
+  source = std::exchange(kept_, {});
+  on_device = std::exchange(on_device_, nullptr);
+}
+
+int SavedStorage::recipe_depth() {
+  const std::lock_guard lock(mutex_);
+  return recipe_ == nullptr ? 0 : recipe_->depth();
+}
+
+void SavedStorage::check_process() const { core_->check_process(); }
+
+const c10::Storage& SavedStorage::no_bytes() const { return core_->no_bytes(); }
+
 void SavedStorage::send_out_later(Block block, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   put_off_.emplace(PutOffCopy{std::move(block), stream});
@@ -125,11 +145,17 @@ c10::Storage SavedStorage::get(Use& use) {
   try {
     storage = find(stream);
   } catch (const c10::OutOfMemoryError&) {
+    if (Recipe::runs_here()) {  // whoever asked first tries again, or each recipe inside another would double the tries
+      throw;
+    }
     device_is_full = true;
     core_->make_room_on_device();
     storage = find(stream);
   }
-  if (mark_used(use)) {
+  const bool first = mark_used(use);
+  if (recipe_ != nullptr) {
+    tape_->begin_use();
+  } else if (first) {
     tape_->used(position_);
   }
   if (!device_is_full && tape_->fetch_ahead()) {
@@ -151,6 +177,8 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
     } else if (std::optional<c10::Storage> source = live_source()) {
       storage = *std::move(source);
       core_->counters().reused.add(bytes_);
+    } else if (recipe_ != nullptr) {
+      // below, without the lock
     } else if (state_ == State::kBack) {
       fetched = fetch(stream, {});  // another stream asks than the one that owns the copy: it gets its own (R4, R5)
     } else {
@@ -161,7 +189,32 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
     }
   }
   // The lock is released: on the CPU this may take as long as the disk does.
-  return fetched != nullptr ? wait_for(fetched) : storage;
+  if (fetched != nullptr) {
+    return wait_for(fetched);
+  }
+  return storage ? storage : recompute(stream);
+}
+
+c10::Storage SavedStorage::recompute(c10::Stream stream) {
+  const std::lock_guard one_at_a_time(recompute_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kBack && back_->stream() == stream) {  // by another thread, meanwhile
+      return back_->get();
+    }
+  }
+  const HostRange range(core_->trace(), "recompute", bytes_);
+  c10::Storage storage = recipe_->run();
+  storage.set_data_ptr_noswap(core_->counted(std::move(storage.mutable_data_ptr()), bytes_));
+  core_->counters().recomputed.add(bytes_);
+  auto made = std::make_shared<Fetched>(core_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kAway) {
+    back_ = std::move(made);
+    state_ = State::kBack;
+    back_->asked_for();
+  }
+  return storage;
 }
 
 c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {

@@ -18,24 +18,27 @@
 namespace ebb {
 
 class Core;
+class Recipe;
 class Tape;
 
 // The bytes that one or more saves share, in one version, and where they are. Lives as long as the saves.
 //
-//   kKept --send_out--> kAway <--fetch / let_go--> kBack
+//   kKept --send_out / drop--> kAway <--fetch or recompute / let_go--> kBack
 //
 // kKept  the source itself is held. Where every storage starts, and where the policy or a full tier leaves it.
-// kAway  the bytes are in a block of the tier, or on their way there (`left_` tells); the source is not held here,
-//        though the stash, or the user, may still have it, and then it is what uses get.
+// kAway  the bytes are in a block of the tier, or on their way there (`left_` tells), or nowhere, with a recipe to make
+//        them again; the source is not held here, though the stash, or the user, may still have it, and then it is what
+//        uses get.
 // kBack  the bytes are on the device again, or on their way (Fetched knows). The block is kept, so that after the last
-//        pending use the device copy can be let go and fetched again, as retain_graph needs.
+//        pending use the device copy can be let go and fetched again, as retain_graph needs; so is the recipe.
 //
 // Note [Pending uses]
 // Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
 // needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
 //
 // Threads: every member may be called from any thread. The mutex is held while copies are started, not while one is
-// waited for; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one take as long.
+// waited for or a recipe runs; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one take
+// as long.
 class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
  public:
   // One save's share. Destroyed with the save.
@@ -50,6 +53,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     // Throws c10::OutOfMemoryError, or what a copy failed with; it may then be called again. Throws c10::Error in a
     // forked child.
     [[nodiscard]] c10::Storage get();
+
+    [[nodiscard]] const std::shared_ptr<SavedStorage>& storage() const { return storage_; }
 
    private:
     friend class SavedStorage;
@@ -76,6 +81,18 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   void send_out_later(Block block, c10::Stream stream);
   void send_out_now() noexcept;
 
+  // kKept -> kAway: lets go of the source, which `recipe` makes again.
+  void drop(std::unique_ptr<Recipe> recipe);
+
+  // How many recipes run one inside the other to have the bytes; 0 without.
+  [[nodiscard]] int recipe_depth();
+
+  // Throws c10::Error in a forked child.
+  void check_process() const;
+
+  // Stands for the bytes in tensors that only carry sizes and flags.
+  [[nodiscard]] const c10::Storage& no_bytes() const;
+
   // kAway -> kBack, if the window has room: starts the copy in before anybody asks, or keeps the source where that is
   // still there (beside the window, if Core::sources_beside_window: as many bytes as the stash may have). False: no
   // room, or the copy cannot start; it is tried again when somebody asks.
@@ -96,6 +113,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
   std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
+  c10::Storage recompute(c10::Stream stream);
   std::shared_ptr<Gauge::Lease> device_lease();
   c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
   bool mark_used(Use& use);
@@ -109,6 +127,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   const void* const source_data_;
   const c10::VariableVersion version_;  // kept alive for VersionId
 
+  std::mutex recompute_mutex_;  // taken before mutex_; held while the recipe runs
+
   std::mutex mutex_;
   State state_ = State::kKept;                // LOCK: mutex_, as all below
   c10::Storage kept_;                         // kKept
@@ -116,7 +136,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   std::optional<PutOffCopy> put_off_;         // kKept
   std::weak_ptr<Gauge::Lease> source_lease_;  // the source's bytes are counted once, whoever holds it
   std::size_t position_ = 0;                  // on the tape. kAway, kBack
-  std::optional<Block> block_;                // kAway, kBack
+  std::optional<Block> block_;                // kAway, kBack, unless there is a recipe
+  std::unique_ptr<Recipe> recipe_;            // kAway, kBack, unless there is a block. Fixed once set
   Ticket left_;                               // the copy out
   std::shared_ptr<Fetched> back_;             // kBack
   std::uint64_t round_ = 1;                   // Note [Pending uses]

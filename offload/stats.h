@@ -38,11 +38,14 @@ struct Level {
 // Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call. `pool`
 // and `pool_growths` always count from the start.
 struct Stats {
-  Count saved;      // every pack: by tensors, the sum of offloaded, deduplicated, all kept, and those put off just now
-  Count offloaded;  // storages copied out
+  Count saved;  // every pack: by tensors, the sum of offloaded, dropped, deduplicated, all kept, and those put off just
+                // now
+  Count offloaded;                         // storages copied out
+  Count dropped;                           // storages let go, to be recomputed
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by Kept
   Count fetched;                           // copies in; more than one of a storage if a retained graph is run again
+  Count recomputed;                        // storages made again; more than one as for `fetched`
   Count reused;                            // fetches that found a storage that went away still on the device: no copy
 
   std::uint64_t stalls = 0;  // waits that held the compute stream up

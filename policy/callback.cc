@@ -13,7 +13,8 @@ Callback::Callback(Function function, std::shared_ptr<Policy> inner)
 }
 
 Decision Callback::decide(const Candidate& candidate) {
-  return function_(candidate) == Decision::kKeep ? Decision::kKeep : inner().decide(candidate);
+  const Decision decision = function_(candidate);
+  return decision == Decision::kOffload ? inner().decide(candidate) : decision;
 }
 
 std::shared_ptr<Policy> callback(Callback::Function function, std::shared_ptr<Policy> inner) {

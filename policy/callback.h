@@ -8,7 +8,8 @@
 
 namespace ebb {
 
-// Keeps what the user's function keeps. All facts of the candidate are filled in, the operation too.
+// What the user's function wants offloaded goes to the inner policy; what it keeps is kept, and what it recomputes is
+// recomputed. The operation is filled in; what recomputing takes is if the inner policy needs it, as recompute() does.
 //
 // Threads, errors: as Policy. The function is called from any thread, never from two at once; what it throws reaches
 // the forward pass.

@@ -5,17 +5,26 @@
 
 namespace ebb {
 
+// What it would take to compute a storage's bytes again in backward, from what the operation that made them has saved.
+enum class Recompute : std::uint8_t {
+  kNo,            // that cannot be done, or it is not known how
+  kMemoryBound,   // about a pass over its inputs: elementwise operations, norms
+  kComputeBound,  // arithmetic that grows faster than the bytes: matmul, attention, convolution
+};
+
 // The facts about one storage that autograd saves, at the moment of its first save.
 struct Candidate {
   std::uint64_t bytes = 0;     // of the whole storage, which is what would be moved
   std::uint64_t ordinal = 0;   // how many storages this step has asked about before it
   std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none; valid
                                // during decide; filled in only for policies whose needs_operation() is true
+  Recompute recompute = Recompute::kNo;  // filled in only for policies whose needs_recompute() is true
 };
 
 enum class Decision : std::uint8_t {
-  kKeep,     // stays in device memory
-  kOffload,  // leaves for the tier, if the tier has room
+  kKeep,       // stays in device memory
+  kOffload,    // leaves for the tier, if the tier has room
+  kRecompute,  // is dropped, and made again when backward asks for it; kept where Candidate::recompute is kNo
 };
 
 // Decides what becomes of a storage. Policies compose by wrapping: each has one reason to keep a storage and asks
@@ -41,6 +50,10 @@ class Policy {
 
   // Whether `Candidate::operation` must be filled in (it costs a string for each save).
   [[nodiscard]] virtual bool needs_operation() const = 0;
+
+  // Whether `Candidate::recompute` must be filled in (it costs a few allocations for each save), and storages may be
+  // recomputed at all. The same at each call.
+  [[nodiscard]] virtual bool needs_recompute() const { return false; }
 
   // Storages of fewer bytes are kept without being asked about, which costs a quarter of asking. The same at each call.
   // A wrapper that counts what it is asked about, or looks at more than sizes, leaves it at 0.

@@ -12,6 +12,7 @@ class Wrapper : public Policy {
   void begin_step() override { inner_->begin_step(); }
   void drop_step() override { inner_->drop_step(); }
   [[nodiscard]] bool needs_operation() const override { return inner_->needs_operation(); }
+  [[nodiscard]] bool needs_recompute() const override { return inner_->needs_recompute(); }
 
  protected:
   // `name` is the factory's, for the std::invalid_argument thrown when `inner` is null.

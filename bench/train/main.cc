@@ -22,6 +22,7 @@
 #include "bench/train/trainer.h"
 #include "bench/whole_file.h"
 #include "policy/minimum_size.h"
+#include "policy/recompute.h"
 
 namespace ebb {
 namespace {
@@ -31,7 +32,8 @@ constexpr const char* kPrompt = "\n";
 Options offloader_options(const TrainOptions& options, bool enabled) {
   Options chosen = options.ebb;
   chosen.enabled = enabled;
-  chosen.policy = minimum_size(options.minimum_bytes);
+  chosen.policy = minimum_size(
+      options.minimum_bytes, options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
   chosen.record_timeline = !options.report.empty();
   return chosen;
 }

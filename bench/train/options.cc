@@ -24,6 +24,9 @@ constexpr std::int64_t kLargestSize = 1 << 30;
 const std::map<std::string, DiskIo> kDiskIo = {
     {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
 
+const std::map<std::string, Recompute> kRecompute = {
+    {"none", Recompute::kNo}, {"cheap", Recompute::kMemoryBound}, {"all", Recompute::kComputeBound}};
+
 void add_model_flags(CLI::App& app, TrainOptions& o) {
   const std::string group = "Model";
   app.add_option("--dim", o.model.dim, "Width of the model")->capture_default_str()->group(group);
@@ -102,6 +105,13 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->group(group);
   app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB)")
       ->transform(size)
+      ->group(group);
+  app.add_option(
+         "--recompute", o.recompute,
+         "What to compute again in backward instead of moving it: none, cheap (elementwise operations, norms) or "
+         "all (matmul and attention too) (default: none)")
+      ->type_name("WHAT")
+      ->transform(CLI::CheckedTransformer(kRecompute).description(""))
       ->group(group);
   app.add_option("--capacity", o.ebb.capacity_bytes, "Most host memory or disk to use (default: no limit)")
       ->transform(size)

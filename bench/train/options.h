@@ -7,6 +7,7 @@
 
 #include "bench/llama_config.h"
 #include "offload/options.h"
+#include "policy/policy.h"
 
 namespace ebb {
 
@@ -34,7 +35,8 @@ struct TrainOptions {
 
   bool offload = true;
   std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
-  Options ebb;  // device, policy and timeline are left to the program
+  Recompute recompute = Recompute::kNo;  // what costs no more is recomputed instead of moved
+  Options ebb;                           // device, policy and timeline are left to the program
 };
 
 // Reads the command line into `options`. Returns the program's exit code if it is to end here: 0 after --help, else

@@ -1,6 +1,7 @@
 #include "bench/train/report.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include <ATen/Context.h>
@@ -12,6 +13,8 @@ namespace ebb {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr std::array kRecomputeNames{"none", "cheap", "all"};  // by Recompute
 
 Json config_of(const TrainOptions& o) {
   return {{"vocab", o.model.vocab},
@@ -28,7 +31,8 @@ Json config_of(const TrainOptions& o) {
           {"warmup", o.warmup},
           {"seed", o.seed},
           {"offload", o.offload},
-          {"minimum_bytes", o.minimum_bytes}};
+          {"minimum_bytes", o.minimum_bytes},
+          {"recompute", kRecomputeNames.at(static_cast<std::size_t>(o.recompute))}};
 }
 
 Json counts_of(const Stats& stats) {
@@ -44,7 +48,9 @@ Json counts_of(const Stats& stats) {
           {"offloaded", count(stats.offloaded)},
           {"deduplicated", count(stats.deduplicated)},
           {"kept", kept},
+          {"dropped", count(stats.dropped)},
           {"fetched", count(stats.fetched)},
+          {"recomputed", count(stats.recomputed)},
           {"reused", count(stats.reused)},
           {"stalls", stats.stalls},
           {"stalled_ms", stats.stalled_ms},

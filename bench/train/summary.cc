@@ -44,6 +44,11 @@ std::string summary(const Report& report) {
   out += cells("peak saved bytes on the device", [](const RunResult& r) { return format_bytes(r.saved.peak_bytes); });
   out += cells("peak device memory", [](const RunResult& r) { return format_bytes(r.peak_device_bytes); });
   out += cells("offloaded per step", [](const RunResult& r) { return format_bytes(r.bytes_offloaded_per_step()); });
+  if (report.options.recompute != Recompute::kNo) {
+    out += cells("recomputed per step", [](const RunResult& r) {
+      return format_bytes(r.stats.recomputed.bytes / std::max<std::uint64_t>(r.stats.steps, 1));
+    });
+  }
   out += cells("stalls", [](const RunResult& r) { return std::to_string(r.stats.stalls); });
   if (report.run.stats.kept_for(Kept::kNoRoom).tensors > 0) {
     out += row("kept for want of room", format_bytes(report.run.stats.kept_for(Kept::kNoRoom).bytes), "");

@@ -18,10 +18,13 @@ class RecordingPolicy final : public Policy {
   }
   [[nodiscard]] bool needs_operation() const override { return needs; }
 
+  [[nodiscard]] bool needs_recompute() const override { return recompute_needed; }
+
   int steps = 0;
   std::vector<std::uint64_t> asked;
   Decision answer = Decision::kOffload;
   bool needs = false;
+  bool recompute_needed = false;
 };
 
 inline Candidate of_size(std::uint64_t bytes) {

@@ -8,6 +8,7 @@
 #include "policy/callback.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
+#include "policy/recompute.h"
 #include "test/policy/recording_policy.h"
 
 namespace ebb {
@@ -16,17 +17,19 @@ namespace {
 struct Factory {
   std::string name;
   bool needs_operation;
+  bool needs_recompute;
   std::function<std::shared_ptr<Policy>(std::shared_ptr<Policy>)> make;
 };
 
 // Each of these passes the first storage of a step, of 0 bytes and made by no operation, on to the inner policy.
 Factory any_factory() {
   return GENERATE(
-      Factory{"minimum_size", false, [](auto inner) { return minimum_size(0, inner); }},
-      Factory{"biggest_fraction", false, [](auto inner) { return biggest_fraction(1, inner); }},
-      Factory{"only_operations", true, [](auto inner) { return only_operations({""}, inner); }},
-      Factory{"except_operations", true, [](auto inner) { return except_operations({"AddBackward0"}, inner); }},
-      Factory{"callback", true,
+      Factory{"minimum_size", false, false, [](auto inner) { return minimum_size(0, inner); }},
+      Factory{"biggest_fraction", false, false, [](auto inner) { return biggest_fraction(1, inner); }},
+      Factory{"only_operations", true, false, [](auto inner) { return only_operations({""}, inner); }},
+      Factory{"except_operations", true, false, [](auto inner) { return except_operations({"AddBackward0"}, inner); }},
+      Factory{"recompute", false, true, [](auto inner) { return recompute(Recompute::kComputeBound, inner); }},
+      Factory{"callback", true, false,
               [](auto inner) { return callback([](const Candidate&) { return Decision::kOffload; }, inner); }});
 }
 
@@ -60,6 +63,16 @@ TEST_CASE("a wrapper needs the operation if it looks at it or the policy inside 
   CHECK(policy->needs_operation() == factory.needs_operation);
   inner->needs = true;
   CHECK(policy->needs_operation());
+}
+
+TEST_CASE("a wrapper needs to know what can be recomputed if it looks at it or the policy inside it does") {
+  const Factory factory = any_factory();
+  CAPTURE(factory.name);
+  const auto inner = std::make_shared<RecordingPolicy>();
+  const auto policy = factory.make(inner);
+  CHECK(policy->needs_recompute() == factory.needs_recompute);
+  inner->recompute_needed = true;
+  CHECK(policy->needs_recompute());
 }
 
 TEST_CASE("a null inner policy is refused by the factory's name") {

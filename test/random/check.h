@@ -23,11 +23,13 @@ struct Tally {
   std::uint64_t offloaded = 0;
   std::uint64_t fetched = 0;
   std::uint64_t reused = 0;
+  std::uint64_t recomputed = 0;
   std::uint64_t kept = 0;
   std::uint64_t graphs_moved = 0;  // in which something was offloaded
   std::uint64_t errors = 0;        // that plain autograd gave
   std::uint64_t cycles = 0;        // graphs that plain autograd itself does not let go of
   std::uint64_t unsteady = 0;      // graphs that plain autograd itself computes now so, now otherwise
+  std::uint64_t refusals = 0;      // graphs in which a recipe's input had been written to: Note [Recipes and writes]
 
   Tally& operator+=(const Tally& other);
 };

@@ -68,11 +68,13 @@ class Run {
       }
     }
     std::cout << "saves: " << tally_.saved << ", offloaded: " << tally_.offloaded << ", fetched: " << tally_.fetched
-              << ", reused: " << tally_.reused << ", kept: " << tally_.kept << "\n"
+              << ", reused: " << tally_.reused << ", recomputed: " << tally_.recomputed << ", kept: " << tally_.kept
+              << "\n"
               << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
               << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles
-              << ", unsteady: " << tally_.unsteady << "\n";
-    const bool shows_something = tally_.offloaded > 0 && (tally_.unsteady + tally_.cycles) * 10 <= graphs_ + 10;
+              << ", unsteady: " << tally_.unsteady << ", refused by a recipe: " << tally_.refusals << "\n";
+    const std::uint64_t excused = tally_.unsteady + tally_.cycles + tally_.refusals;
+    const bool shows_something = tally_.offloaded > 0 && excused * 10 <= graphs_ + 10;
     if (!shows_something) {
       std::cout << "nothing was offloaded, or over a tenth of the graphs was excused: this run shows nothing\n";
     }

@@ -12,6 +12,7 @@
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
+#include "policy/recompute.h"
 #include "test/random/ready_queue.h"
 
 namespace ebb::graphs {
@@ -19,7 +20,8 @@ namespace {
 
 constexpr std::array kPlaces{"simulated", "disk", "disk by threads", "pinned", "pageable", "pinned, on compute stream"};
 constexpr std::array kSchedules{"late", "early", "random"};
-constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)", "callback", "except", "only"};
+constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)", "callback", "except", "only",
+                              "recompute",  "anything"};
 
 template <std::size_t N, typename Enum>
 const char* name(const std::array<const char*, N>& names, Enum value) {
@@ -29,6 +31,24 @@ const char* name(const std::array<const char*, N>& names, Enum value) {
 Operation::Names common_operations() {
   return {"MulBackward0", "SinBackward0", "DivBackward0", "AddBackward0", "TanhBackward0", "SiluBackward0"};
 }
+
+// Keeps, moves or recomputes, as it comes.
+class Anything final : public Policy {
+ public:
+  explicit Anything(std::uint64_t seed) : random_(seed, 0) {}
+  void begin_step() override {}
+  [[nodiscard]] Decision decide(const Candidate& candidate) override {
+    if (candidate.recompute != Recompute::kNo && random_.percent(60)) {
+      return Decision::kRecompute;
+    }
+    return random_.percent(60) ? Decision::kOffload : Decision::kKeep;
+  }
+  [[nodiscard]] bool needs_operation() const override { return false; }
+  [[nodiscard]] bool needs_recompute() const override { return true; }
+
+ private:
+  Random random_;
+};
 
 std::shared_ptr<Policy> make_policy(const Setting& setting) {
   switch (setting.policy) {
@@ -44,6 +64,10 @@ std::shared_ptr<Policy> make_policy(const Setting& setting) {
       return except_operations(common_operations());
     case Choice::kOnly:
       return only_operations(common_operations());
+    case Choice::kRecompute:
+      return recompute(Recompute::kComputeBound);
+    case Choice::kAnything:
+      return std::make_shared<Anything>(setting.seed);
     case Choice::kEverything:
       break;
   }
@@ -78,8 +102,9 @@ Setting random_setting(Random& random, c10::Device device) {
   setting.schedule = random.one_of(std::array{Schedule::kLate, Schedule::kLate, Schedule::kEarly, Schedule::kRandom});
   setting.seed = random.below(1000);
   if (random.percent(50)) {
-    setting.policy = random.one_of(
-        std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback, Choice::kExcept, Choice::kOnly});
+    setting.policy = random.one_of(std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback,
+                                              Choice::kExcept, Choice::kOnly, Choice::kRecompute, Choice::kRecompute,
+                                              Choice::kAnything, Choice::kAnything, Choice::kAnything});
     setting.minimum_bytes = std::uint64_t{1} << random.below(10);
   }
   setting.stash_bytes = random_size(random, {1, 1, 1, 256, 4 << 10, 1 << 20}, 75);

@@ -15,13 +15,22 @@
 namespace ebb::graphs {
 
 enum class Place : std::uint8_t { kSimulated, kDisk, kDiskByThreads, kPinned, kPageable, kPinnedOnComputeStream };
-enum class Choice : std::uint8_t { kEverything, kMinimumSize, kBiggestFraction, kCallback, kExcept, kOnly };
+enum class Choice : std::uint8_t {
+  kEverything,
+  kMinimumSize,
+  kBiggestFraction,
+  kCallback,
+  kExcept,
+  kOnly,
+  kRecompute,
+  kAnything
+};
 
 // How a program is offloaded. Policies have a state, so this says which to make.
 struct Setting {
   Place place = Place::kSimulated;
   Schedule schedule = Schedule::kLate;
-  std::uint64_t seed = 0;  // of Schedule::kRandom and Choice::kCallback
+  std::uint64_t seed = 0;  // of Schedule::kRandom, Choice::kCallback and kAnything
   Choice policy = Choice::kEverything;
   std::uint64_t minimum_bytes = 0;  // of Choice::kMinimumSize
   std::optional<std::uint64_t> stash_bytes;

@@ -40,6 +40,28 @@ TEST_CASE("bfloat16 training with ebb gives the same loss bits as training witho
   CHECK(report["dtype"] == "bfloat16");
 }
 
+TEST_CASE("training that recomputes gives the same loss bits, and moves less", "[train]") {
+  const std::string dtype = GENERATE("float32", "bfloat16");
+  const TinyRun train;
+  const std::string flags = "--compare --dtype " + dtype;
+  const auto bytes = [](const Json& report, const char* what) {
+    return report["stats"][what]["bytes"].get<std::uint64_t>();
+  };
+  const auto moving = report_of(train, flags);
+  const auto cheap = report_of(train, flags + " --recompute cheap");
+  const auto all = report_of(train, flags + " --recompute all");
+  for (const Json& report : {moving, cheap, all}) {
+    CHECK(report["losses_equal"] == true);
+    CHECK(bytes(report, "recomputed") == bytes(report, "dropped"));
+  }
+  CHECK(all["config"]["recompute"] == "all");
+  CHECK(bytes(moving, "recomputed") == 0);
+  CHECK(bytes(cheap, "recomputed") > 0);
+  CHECK(bytes(all, "recomputed") > bytes(cheap, "recomputed"));
+  CHECK(bytes(cheap, "offloaded") < bytes(moving, "offloaded"));
+  CHECK(bytes(all, "offloaded") < bytes(cheap, "offloaded"));
+}
+
 TEST_CASE("a comparison counts the saved bytes of both sides in the same way", "[train]") {
   const TinyRun train;
   const auto report = report_of(train, "--compare --layers 8");
