@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "policy/policy.h"
+
+namespace ebb {
+
+inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
+
+// What a plan must fit into.
+struct Limits {
+  std::uint64_t device_bytes = kUnlimited;  // of all device memory, at any time of the step
+  std::uint64_t host_bytes = kUnlimited;    // of what is offloaded, at once
+};
+
+// How fast copies are. Measured on the machine (bench/link.cc).
+struct LinkRates {
+  double out_bytes_per_ms = 55e6;
+  double in_bytes_per_ms = 55e6;
+  double ms_per_copy = 0.003;  // besides its bytes
+};
+
+// What a step costs under certain decisions.
+struct Prediction {
+  double step_ms = 0;
+  double stalled_ms = 0;              // of that, waits of the compute stream for copies
+  double recompute_ms = 0;            // of that, operations that run once more
+  std::uint64_t peak_bytes = 0;       // of all device memory
+  std::uint64_t kept_bytes = 0;       // of the storages, by decision
+  std::uint64_t offloaded_bytes = 0;  //
+  std::uint64_t recomputed_bytes = 0;
+};
+
+// What becomes of each storage of a StepRecord.
+struct Plan {
+  std::vector<Decision> decisions;
+  Prediction predicted;
+  bool fits = false;  // false: `predicted` is the least memory that was found, and over the limits
+};
+
+}  // namespace ebb

@@ -1,0 +1,128 @@
+#include "policy/planned.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "policy/planner.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::size_t kMaxOpenRecords = 4;
+
+// Steps that are recorded for one that has strayed: it need not be each of them.
+constexpr int kPatience = 8;
+
+// What takes the least memory.
+Decision safe(const Candidate& candidate) {
+  return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
+}
+
+}  // namespace
+
+Planned::Planned(const Limits& limits, const LinkRates& rates, std::uint64_t least_bytes)
+    : limits_(limits), rates_(rates), least_bytes_(least_bytes) {}
+
+void Planned::begin_step() {
+  if (recording_) {
+    remember_signature();
+  }
+  if (strayed_) {
+    wanted_ = seen_;
+    patience_ = kPatience;
+  }
+  recording_ = !any_plan() || (--patience_ >= 0 && !has_plan(wanted_));
+  strayed_ = false;
+  seen_.clear();
+  ++step_;
+}
+
+// Evaluation, or a graph that was thrown away: no backward was recorded, and none is expected to be.
+void Planned::drop_step() {
+  recording_ = false;
+  strayed_ = false;
+}
+
+Decision Planned::decide(const Candidate& candidate) {
+  if (candidate.bytes < least_bytes_) {
+    return Decision::kKeep;
+  }
+  seen_.push_back({candidate.bytes, std::string(candidate.operation), candidate.recompute});
+  if (recording_ || strayed_) {
+    return safe(candidate);
+  }
+  if (!choose_plan()) {
+    strayed_ = true;
+    return safe(candidate);
+  }
+  return known_.front().plan.decisions[seen_.size() - 1];
+}
+
+std::optional<std::uint64_t> Planned::recorded_step() const { return recording_ ? std::optional(step_) : std::nullopt; }
+
+void Planned::learn(std::uint64_t step, const StepRecord& record) {
+  if (step <= learned_) {
+    return;
+  }
+  learned_ = step;
+  if (recording_ && step == step_) {
+    remember_signature();
+  }
+  auto recorded = recorded_.extract(step);
+  if (recorded.empty() || recorded.mapped().size() != record.storages.size()) {
+    return;
+  }
+  auto known = std::find_if(known_.begin(), known_.end(),
+                            [&](const Known& each) { return each.signature == recorded.mapped(); });
+  if (known == known_.end()) {
+    known_.push_front({std::move(recorded.mapped()), 0, {}});
+    known = known_.begin();
+    if (known_.size() > kMaxPlans) {
+      known_.pop_back();
+    }
+  }
+  if (++known->records >= kRecordedSteps) {
+    known->plan = make_plan(record, limits_, rates_);
+  }
+}
+
+const Plan* Planned::plan() const { return recording_ || strayed_ || seen_.empty() ? nullptr : &known_.front().plan; }
+
+bool Planned::any_plan() const {
+  return std::any_of(known_.begin(), known_.end(), [](const Known& known) { return known.planned(); });
+}
+
+bool Planned::has_plan(const Signature& signature) const {
+  return std::any_of(known_.begin(), known_.end(),
+                     [&](const Known& known) { return known.planned() && known.signature == signature; });
+}
+
+bool Planned::follows(const Known& known, std::size_t position) const {
+  return position < known.signature.size() && known.signature[position] == seen_[position];
+}
+
+// Puts a plan in front that has begun like this step. The one in front already is known to, but for the last storage.
+bool Planned::choose_plan() {
+  const std::size_t last = seen_.size() - 1;
+  if (last > 0 && follows(known_.front(), last)) {
+    return true;
+  }
+  const auto found = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
+    return known.planned() && known.signature.size() >= seen_.size() &&
+           std::equal(seen_.begin(), seen_.end(), known.signature.begin());
+  });
+  if (found == known_.end()) {
+    return false;
+  }
+  std::rotate(known_.begin(), found, found + 1);
+  return true;
+}
+
+void Planned::remember_signature() {
+  recorded_[step_] = seen_;
+  if (recorded_.size() > kMaxOpenRecords) {
+    recorded_.erase(recorded_.begin());
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,242 @@
+#include "policy/planner.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "policy/predict.h"
+
+namespace ebb {
+namespace {
+
+using Index = std::uint32_t;
+
+// Recipes inside recipes that a plan may ask for; offload/recipe.h has the same bound.
+constexpr int kMaxDepth = 8;
+
+// How much trying may cost: predictions times storages.
+constexpr std::size_t kTries = 200'000;
+
+constexpr std::array kAll{Decision::kKeep, Decision::kOffload, Decision::kRecompute};
+
+std::uint64_t over(std::uint64_t bytes, std::uint64_t limit) { return bytes > limit ? bytes - limit : 0; }
+
+class Search {
+ public:
+  Search(const StepRecord& record, const Limits& limits, const LinkRates& rates)
+      : record_(record), limits_(limits), predictor_(record, limits, rates) {
+    for (Index i = 0; i < record.storages.size(); ++i) {
+      if (record.storages[i].recompute != Recompute::kNo) {
+        cheapest_.push_back(i);
+      }
+    }
+    std::sort(cheapest_.begin(), cheapest_.end(), [&](Index a, Index b) { return rank(a) < rank(b); });
+  }
+
+  Plan run() {
+    try_plan(std::vector<Decision>(record_.storages.size(), Decision::kKeep));
+    if (!best_.fits) {
+      choose_how_many_to_recompute();
+      change_few_decisions();
+    }
+    return std::move(best_);
+  }
+
+ private:
+  using Score = std::tuple<std::uint64_t, double, std::uint64_t>;  // smaller is better
+
+  [[nodiscard]] std::tuple<double, double, Index> rank(Index i) const {
+    const StorageRecord& storage = record_.storages[i];
+    return {storage.recompute_ms / static_cast<double>(std::max<std::uint64_t>(storage.bytes, 1)), storage.needed_ms,
+            i};
+  }
+
+  [[nodiscard]] Score score(const Prediction& prediction) const {
+    if (prediction.offloaded_bytes > limits_.host_bytes) {  // that cannot be carried out
+      return {kUnlimited, prediction.step_ms, prediction.offloaded_bytes};
+    }
+    return {over(prediction.peak_bytes, limits_.device_bytes), prediction.step_ms, prediction.offloaded_bytes};
+  }
+
+  // Predicts, and remembers the best so far.
+  Score try_plan(const std::vector<Decision>& decisions) {
+    const Prediction prediction = predictor_.predict(decisions);
+    tried_ += decisions.size();
+    const Score found = score(prediction);
+    if (!best_score_ || found < *best_score_) {
+      best_ = {decisions, prediction, std::get<0>(found) == 0};
+      best_score_ = found;
+    }
+    return found;
+  }
+
+  // The cheapest `count` to recompute, as far as their recipes do not run too deep.
+  [[nodiscard]] std::vector<Decision> recomputing(std::size_t count) const {
+    std::vector<Decision> decisions(record_.storages.size(), Decision::kKeep);
+    for (std::size_t k = 0; k < count; ++k) {
+      decisions[cheapest_[k]] = Decision::kRecompute;
+    }
+    limit_depth(decisions);
+    return decisions;
+  }
+
+  void limit_depth(std::vector<Decision>& decisions) const {
+    std::vector<int> depth(decisions.size());
+    for (Index i = 0; i < decisions.size(); ++i) {
+      if (decisions[i] == Decision::kRecompute) {
+        for (const Index input : record_.storages[i].inputs) {
+          depth[i] = std::max(depth[i], depth[input]);
+        }
+        if (++depth[i] > kMaxDepth) {
+          decisions[i] = Decision::kKeep;
+          depth[i] = 0;
+        }
+      }
+    }
+  }
+
+  // Offloads the first `count` that are not recomputed, as far as the host has room.
+  [[nodiscard]] std::vector<Decision> offloading(std::vector<Decision> decisions, std::size_t count) const {
+    std::uint64_t on_host = 0;
+    for (Index i = 0; i < decisions.size() && count > 0; ++i) {
+      const std::uint64_t bytes = record_.storages[i].bytes;
+      if (decisions[i] == Decision::kKeep && bytes > 0 && over(on_host + bytes, limits_.host_bytes) == 0) {
+        decisions[i] = Decision::kOffload;
+        on_host += bytes;
+        --count;
+      }
+    }
+    return decisions;
+  }
+
+  // The least offload that fits beside so much recomputation.
+  Score with_recomputed(std::size_t count) {
+    const std::vector<Decision> decisions = recomputing(count);
+    const std::size_t most = std::count(decisions.begin(), decisions.end(), Decision::kKeep);
+    const auto offload = [&](std::size_t first) { return try_plan(offloading(decisions, first)); };
+    Score best = offload(0);
+    std::size_t fits = at_least(decisions, std::get<0>(best));
+    std::size_t too_few = fits == 0 ? 0 : fits - 1;
+    for (std::size_t step = 1; std::get<0>(best) > 0; step *= 2) {
+      fits = std::min(fits, most);
+      const Score found = offload(fits);
+      best = std::min(best, found);
+      if (std::get<0>(found) == 0 || fits == most) {
+        break;
+      }
+      too_few = std::exchange(fits, fits + step);
+    }
+    while (too_few + 1 < fits) {
+      const std::size_t middle = too_few + (fits - too_few) / 2;
+      const Score found = offload(middle);
+      best = std::min(best, found);
+      (std::get<0>(found) == 0 ? fits : too_few) = middle;
+    }
+    return best;
+  }
+
+  // How many of the first it takes to have so many bytes: one offloaded byte takes at most one off the peak.
+  [[nodiscard]] std::size_t at_least(const std::vector<Decision>& decisions, std::uint64_t bytes) const {
+    std::size_t count = 0;
+    for (Index i = 0; i < decisions.size() && bytes > 0; ++i) {
+      if (decisions[i] == Decision::kKeep) {
+        bytes -= std::min(bytes, record_.storages[i].bytes);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+  void choose_how_many_to_recompute() {
+    constexpr std::size_t kParts = 6;
+    std::size_t from = 0;
+    std::size_t to = cheapest_.size();
+    while (true) {
+      const std::size_t step = std::max<std::size_t>((to - from) / kParts, 1);
+      std::size_t best = from;
+      Score best_score = with_recomputed(from);
+      for (std::size_t count = from + step; count < to + step; count += step) {
+        const std::size_t at = std::min(count, to);
+        if (const Score found = with_recomputed(at); found < best_score) {
+          best_score = found;
+          best = at;
+        }
+      }
+      if (step == 1 || tried_ > kTries) {
+        return;
+      }
+      from = std::max(from + step, best) - step;
+      to = std::min(to, best + step);
+    }
+  }
+
+  void change_few_decisions() {
+    while (tried_ <= kTries && (change_one() || change_two())) {
+    }
+  }
+
+  bool change_one() {
+    bool better = false;
+    for (Index i = 0; i < record_.storages.size(); ++i) {
+      for (const Decision decision : kAll) {
+        better = (is_change(i, decision) && change({{i, decision}})) || better;
+      }
+    }
+    return better;
+  }
+
+  bool change_two() {
+    for (Index i = 0; i < record_.storages.size(); ++i) {
+      for (Index j = 0; j < i; ++j) {
+        for (const Decision first : kAll) {
+          for (const Decision second : kAll) {
+            if (is_change(i, first) && is_change(j, second) && change({{i, first}, {j, second}})) {
+              return true;
+            }
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+  [[nodiscard]] bool is_change(Index i, Decision decision) const {
+    return best_.decisions[i] != decision &&
+           (decision != Decision::kRecompute || record_.storages[i].recompute != Recompute::kNo);
+  }
+
+  // Whether that is better than the best so far.
+  bool change(std::initializer_list<std::pair<Index, Decision>> changes) {
+    if (tried_ > kTries) {
+      return false;
+    }
+    std::vector<Decision> changed = best_.decisions;
+    for (const auto& [i, decision] : changes) {
+      changed[i] = decision;
+    }
+    limit_depth(changed);
+    const Score before = *best_score_;
+    return try_plan(changed) < before;
+  }
+
+  const StepRecord& record_;
+  const Limits limits_;
+  const Predictor predictor_;
+  std::vector<Index> cheapest_;  // of those that can be recomputed
+  std::size_t tried_ = 0;
+  Plan best_;
+  std::optional<Score> best_score_;
+};
+
+}  // namespace
+
+Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
+  return Search(record, limits, rates).run();
+}
+
+}  // namespace ebb

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "policy/plan.h"
+#include "policy/step_record.h"
+
+namespace ebb {
+
+// Predicts what a recorded step costs under decisions.
+//
+// Note [The cost model]
+// Compute runs in the recorded order. Two lanes copy one storage at a time, each beside compute and beside the other:
+// out in the order of saving, in in the order of need. A storage that is offloaded holds device memory until its copy
+// out is done; if memory would pass the limit before, compute waits for the oldest copy. Copies in start when backward
+// has begun and there is room under the limit, now and until the need; a storage that is still on the device is not
+// copied. What is dropped holds nothing until it is needed; its recipe then has its inputs brought back first, and
+// takes its time. All is released when its record says so. Where waiting does not help, the limit is passed, and the
+// peak says so.
+//
+// Threads: `predict` may be called from any thread.
+class Predictor {
+ public:
+  // `record` must outlive this.
+  Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates);
+  ~Predictor();
+  Predictor(const Predictor&) = delete;
+  Predictor& operator=(const Predictor&) = delete;
+
+  // `decisions`: one for each storage. Takes time in proportion to storages, levels and recipe inputs. Deterministic.
+  [[nodiscard]] Prediction predict(const std::vector<Decision>& decisions) const;
+
+ private:
+  class Run;
+  struct Order;
+
+  const StepRecord& record_;
+  const Limits limits_;
+  const LinkRates rates_;
+  const std::unique_ptr<Order> order_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,225 @@
+#include "policy/planned.h"
+
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace ebb {
+namespace {
+
+constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+
+struct Storage {
+  std::uint64_t bytes = 0;
+  Recompute recompute = Recompute::kNo;
+  std::string operation = "MmBackward0";
+};
+
+using Step = std::vector<Storage>;
+
+// Begins a step, and returns what is decided for each of its storages.
+std::vector<Decision> decided(Planned& policy, const Step& step) {
+  policy.begin_step();
+  std::vector<Decision> decisions;
+  for (const Storage& storage : step) {
+    Candidate candidate;
+    candidate.bytes = storage.bytes;
+    candidate.recompute = storage.recompute;
+    candidate.operation = storage.operation;
+    decisions.push_back(policy.decide(candidate));
+  }
+  return decisions;
+}
+
+// A step in which copies hide behind compute, and so cost nothing, and recomputing does.
+StepRecord record_of(const Step& step) {
+  StepRecord record;
+  double now = 0;
+  for (const Storage& storage : step) {
+    now += 1000;
+    record.storages.push_back(
+        {.bytes = storage.bytes, .saved_ms = now, .recompute = storage.recompute, .recompute_ms = 10});
+  }
+  record.other = {{0, 0}};
+  record.backward_ms = now + 1000;
+  for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
+    now += 1000;
+    storage->needed_ms = now;
+    storage->released_ms = now + 1000;
+  }
+  record.end_ms = now + 1000;
+  return record;
+}
+
+// Records the step until it is planned.
+void teach(Planned& policy, const Step& step) {
+  for (int i = 0; i < Planned::kRecordedSteps; ++i) {
+    decided(policy, step);
+    REQUIRE(policy.recorded_step());
+    policy.learn(*policy.recorded_step(), record_of(step));
+  }
+}
+
+constexpr auto kKeep = Decision::kKeep;
+constexpr auto kOffload = Decision::kOffload;
+constexpr auto kRecompute = Decision::kRecompute;
+
+const Step kThree{{10}, {20, Recompute::kMemoryBound}, {30}};
+
+Planned with_room_for(std::uint64_t bytes) { return {{.device_bytes = bytes}, kOneByteEachMs, 1}; }
+
+TEST_CASE("a new step takes the least memory, and is recorded") {
+  Planned policy = with_room_for(1000);
+  CHECK(decided(policy, kThree) == std::vector{kOffload, kRecompute, kOffload});
+  CHECK(policy.recorded_step() == 1);
+  CHECK(policy.plan() == nullptr);
+}
+
+TEST_CASE("after two records a step follows its plan") {
+  Planned policy = with_room_for(1000);
+  decided(policy, kThree);
+  policy.learn(1, record_of(kThree));
+  CHECK(decided(policy, kThree) == std::vector{kOffload, kRecompute, kOffload});
+  policy.learn(2, record_of(kThree));
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(policy.recorded_step() == std::nullopt);
+  REQUIRE(policy.plan() != nullptr);
+  CHECK(policy.plan()->predicted.kept_bytes == 60);
+}
+
+TEST_CASE("a plan keeps to the budget that the policy was made with") {
+  Planned policy = with_room_for(50);
+  teach(policy, kThree);
+  CHECK(decided(policy, kThree) == std::vector{kOffload, kKeep, kKeep});
+}
+
+TEST_CASE("a record that comes when the next step has begun is learned from") {
+  Planned policy = with_room_for(1000);
+  decided(policy, kThree);
+  decided(policy, kThree);
+  policy.learn(1, record_of(kThree));
+  decided(policy, kThree);
+  policy.learn(2, record_of(kThree));
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("a step that strays from its plan takes the least memory from there on, and the next one is recorded") {
+  Planned policy = with_room_for(1000);
+  teach(policy, kThree);
+  const Storage odd = GENERATE(Storage{21, Recompute::kMemoryBound}, Storage{20},
+                               Storage{20, Recompute::kMemoryBound, "SiluBackward0"});
+  const Step other{{10}, odd, {30}};
+  const Decision safe = odd.recompute == Recompute::kNo ? kOffload : kRecompute;
+  CHECK(decided(policy, other) == std::vector{kKeep, safe, kOffload});
+  CHECK(policy.plan() == nullptr);
+  CHECK(policy.recorded_step() == std::nullopt);
+  CHECK(decided(policy, other) == std::vector{kOffload, safe, kOffload});
+  CHECK(policy.recorded_step());
+}
+
+TEST_CASE("a step longer than its plan strays, and a shorter one does not") {
+  Planned policy = with_room_for(1000);
+  teach(policy, kThree);
+  CHECK(decided(policy, {{10}, {20, Recompute::kMemoryBound}}) == std::vector{kKeep, kKeep});
+  CHECK(decided(policy, {{10}, {20, Recompute::kMemoryBound}, {30}, {40}}) ==
+        std::vector{kKeep, kKeep, kKeep, kOffload});
+}
+
+TEST_CASE("plans are kept side by side") {
+  Planned policy = with_room_for(70);
+  const Step longer{{12}, {20, Recompute::kMemoryBound}, {60}};
+  teach(policy, kThree);
+  decided(policy, longer);  // strays, so that the next is recorded
+  teach(policy, longer);
+  const std::vector<Decision> for_longer = decided(policy, longer);
+  CHECK(for_longer[0] == kOffload);
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(decided(policy, longer) == for_longer);
+  CHECK(policy.recorded_step() == std::nullopt);
+}
+
+TEST_CASE("a step that begins like two plans follows the last used one, and then its own") {
+  Planned policy = with_room_for(1000);
+  const Step longer{{10}, {20, Recompute::kMemoryBound}, {60}};
+  teach(policy, kThree);
+  decided(policy, longer);
+  teach(policy, longer);
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(policy.plan()->decisions.size() == 3);
+  CHECK(policy.plan()->predicted.kept_bytes == 60);
+}
+
+TEST_CASE("steps that take turns are all planned in the end") {
+  Planned policy = with_room_for(1000);
+  const Step longer{{10}, {20, Recompute::kMemoryBound}, {60}};
+  int recorded = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Step& step = i % 2 == 0 ? kThree : longer;
+    decided(policy, step);
+    if (const auto number = policy.recorded_step()) {
+      policy.learn(*number, record_of(step));
+      ++recorded;
+    }
+  }
+  CHECK(recorded < 10);
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(decided(policy, longer) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("a step that never comes again is not waited for without end") {
+  Planned policy = with_room_for(1000);
+  teach(policy, kThree);
+  decided(policy, {{11}});
+  int recorded = 0;
+  for (int i = 0; i < 20; ++i) {
+    decided(policy, kThree);
+    recorded += policy.recorded_step() ? 1 : 0;
+  }
+  CHECK(recorded > 0);
+  CHECK(recorded < 10);
+}
+
+TEST_CASE("the plan that was not used for longest is forgotten") {
+  Planned policy = with_room_for(1000);
+  for (std::uint64_t i = 0; i <= Planned::kMaxPlans; ++i) {
+    const Step step{{100 + i}};
+    decided(policy, step);
+    teach(policy, step);
+  }
+  CHECK(decided(policy, {{101}}) == std::vector{kKeep});
+  CHECK(decided(policy, {{100}}) == std::vector{kOffload});
+}
+
+TEST_CASE("an evaluation that strays has the next step not recorded") {
+  Planned policy = with_room_for(1000);
+  teach(policy, kThree);
+  decided(policy, {{7}});
+  policy.drop_step();
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("records of other steps are ignored") {
+  Planned policy = with_room_for(1000);
+  decided(policy, kThree);
+  policy.learn(7, record_of(kThree));
+  policy.learn(1, record_of({{10}}));
+  policy.learn(1, record_of(kThree));  // is over
+  decided(policy, kThree);
+  policy.learn(2, record_of(kThree));
+  CHECK(decided(policy, kThree) == std::vector{kOffload, kRecompute, kOffload});
+}
+
+TEST_CASE("small storages are kept, and are no part of the plan") {
+  Planned policy({.device_bytes = 1000}, kOneByteEachMs, 8);
+  const Step step{{10}, {7}, {30}};
+  CHECK(decided(policy, step) == std::vector{kOffload, kKeep, kOffload});
+  CHECK(policy.least_bytes() == 8);
+  policy.learn(1, record_of({{10}, {30}}));
+  decided(policy, step);
+  policy.learn(2, record_of({{10}, {30}}));
+  CHECK(decided(policy, step) == std::vector{kKeep, kKeep, kKeep});
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,202 @@
+#include "policy/planner.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "policy/predict.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::uint64_t kOtherBytes = 100;
+
+// A step of `count` storages: a forward pass in which each may be recomputed from earlier ones, and a backward pass
+// that needs them last to first.
+StepRecord random_step(std::mt19937_64& random, std::size_t count) {
+  const auto below = [&random](std::uint64_t bound) { return random() % bound; };
+  StepRecord record;
+  double now = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    now += static_cast<double>(1 + below(10));
+    StorageRecord storage{.bytes = 1 + below(20), .saved_ms = now};
+    if (below(2) == 0) {
+      storage.recompute = Recompute::kMemoryBound;
+      storage.recompute_ms = 0.5 * static_cast<double>(below(10));
+      for (std::uint32_t input = 0; input < i; ++input) {
+        if (below(3) == 0) {
+          storage.inputs.push_back(input);
+        }
+      }
+    }
+    record.storages.push_back(storage);
+  }
+  record.other = {{0, kOtherBytes}, {now, kOtherBytes + below(40)}};
+  now += static_cast<double>(1 + below(20));
+  record.backward_ms = now;
+  record.other.push_back({now, kOtherBytes});
+  for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
+    storage->needed_ms = now;
+    now += static_cast<double>(1 + below(20));
+    storage->released_ms = now;
+  }
+  record.end_ms = now;
+  return record;
+}
+
+LinkRates slow_link() { return {.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0.1}; }
+
+bool fits(const Prediction& prediction, const Limits& limits) {
+  return prediction.peak_bytes <= limits.device_bytes && prediction.offloaded_bytes <= limits.host_bytes;
+}
+
+// The best of all plans that fit; none if none does.
+struct Best {
+  bool fits = false;
+  double step_ms = 0;
+  std::uint64_t least_peak = kUnlimited;  // of all plans that the host has room for
+};
+
+Best best_of_all(const StepRecord& record, const Limits& limits) {
+  const Predictor predictor(record, limits, slow_link());
+  const std::size_t count = record.storages.size();
+  std::vector<Decision> decisions(count, Decision::kKeep);
+  Best best;
+  while (true) {
+    const Prediction found = predictor.predict(decisions);
+    if (found.offloaded_bytes <= limits.host_bytes) {
+      best.least_peak = std::min(best.least_peak, found.peak_bytes);
+    }
+    if (fits(found, limits) && (!best.fits || found.step_ms < best.step_ms)) {
+      best.fits = true;
+      best.step_ms = found.step_ms;
+    }
+    std::size_t i = 0;  // counts in base three, without what cannot be
+    for (; i < count; ++i) {
+      const bool may_recompute = record.storages[i].recompute != Recompute::kNo;
+      const Decision last = may_recompute ? Decision::kRecompute : Decision::kOffload;
+      if (decisions[i] != last) {
+        decisions[i] = static_cast<Decision>(static_cast<int>(decisions[i]) + 1);
+        break;
+      }
+      decisions[i] = Decision::kKeep;
+    }
+    if (i == count) {
+      return best;
+    }
+  }
+}
+
+TEST_CASE("nothing is moved or recomputed where all fits") {
+  std::mt19937_64 random(1);
+  const StepRecord record = random_step(random, 30);
+  const Plan plan = make_plan(record, {}, slow_link());
+  CHECK(plan.fits);
+  CHECK(std::ranges::count(plan.decisions, Decision::kKeep) == 30);
+  CHECK(plan.predicted.step_ms == record.end_ms);
+}
+
+TEST_CASE("a plan is near the best of all, and fits wherever one can") {
+  std::mt19937_64 random(2);
+  int plans = 0;
+  int exact = 0;
+  double worst = 1;
+  for (int i = 0; i < 300; ++i) {
+    const StepRecord record = random_step(random, 2 + random() % 6);
+    std::uint64_t total = 0;
+    for (const StorageRecord& storage : record.storages) {
+      total += storage.bytes;
+    }
+    Limits limits{.device_bytes = kOtherBytes + random() % (total + 40)};
+    if (random() % 3 == 0) {
+      limits.host_bytes = random() % (total + 1);
+    }
+    const Best best = best_of_all(record, limits);
+    const Plan plan = make_plan(record, limits, slow_link());
+    CAPTURE(i, limits.device_bytes, limits.host_bytes, best.step_ms, best.least_peak);
+    CHECK(plan.fits == fits(plan.predicted, limits));
+    CHECK(plan.fits == best.fits);
+    CHECK(plan.predicted.offloaded_bytes <= limits.host_bytes);
+    if (best.fits && plan.fits) {
+      const double ratio = plan.predicted.step_ms / best.step_ms;
+      CHECK(ratio < 1.10);
+      worst = std::max(worst, ratio);
+      ++plans;
+      exact += ratio == 1 ? 1 : 0;
+    }
+  }
+  CAPTURE(plans, exact, worst);
+  CHECK(plans > 100);
+  CHECK(exact * 10 > plans * 9);
+}
+
+TEST_CASE("a plan's prediction is that of its decisions") {
+  std::mt19937_64 random(3);
+  const StepRecord record = random_step(random, 40);
+  const Limits limits{.device_bytes = kOtherBytes + 150};
+  const Plan plan = make_plan(record, limits, slow_link());
+  const Prediction again = Predictor(record, limits, slow_link()).predict(plan.decisions);
+  CHECK(plan.predicted.step_ms == again.step_ms);
+  CHECK(plan.predicted.peak_bytes == again.peak_bytes);
+}
+
+TEST_CASE("the same step gives the same plan") {
+  std::mt19937_64 random(4);
+  const StepRecord record = random_step(random, 60);
+  const Limits limits{.device_bytes = kOtherBytes + 200};
+  CHECK(make_plan(record, limits, slow_link()).decisions == make_plan(record, limits, slow_link()).decisions);
+}
+
+TEST_CASE("more memory never makes a step slower") {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 20; ++i) {
+    const StepRecord record = random_step(random, 12);
+    double before = -1;
+    for (std::uint64_t bytes = kOtherBytes + 40; bytes < kOtherBytes + 240; bytes += 20) {
+      const Plan plan = make_plan(record, {.device_bytes = bytes}, slow_link());
+      if (plan.fits && before >= 0) {
+        CAPTURE(i, bytes);
+        CHECK(plan.predicted.step_ms <= before * 1.05);
+      }
+      before = plan.fits ? plan.predicted.step_ms : before;
+    }
+  }
+}
+
+TEST_CASE("recipes do not run deeper inside each other than the runtime lets them") {
+  StepRecord record;
+  constexpr std::uint32_t kCount = 30;
+  for (std::uint32_t i = 0; i < kCount; ++i) {
+    StorageRecord storage{.bytes = 10, .saved_ms = 1.0 * i, .needed_ms = 100.0 - i, .released_ms = 101.0 - i};
+    storage.recompute = Recompute::kMemoryBound;
+    if (i > 0) {
+      storage.inputs = {i - 1};
+    }
+    record.storages.push_back(storage);
+  }
+  record.other = {{0, 0}};
+  record.backward_ms = 50;
+  record.end_ms = 101;
+  const Plan plan = make_plan(record, {.device_bytes = 120, .host_bytes = 0}, slow_link());
+  int depth = 0;
+  for (const Decision decision : plan.decisions) {
+    depth = decision == Decision::kRecompute ? depth + 1 : 0;
+    CHECK(depth <= 8);
+  }
+}
+
+TEST_CASE("a step without storages has a plan") {
+  StepRecord record;
+  record.other = {{0, 50}};
+  record.end_ms = 10;
+  CHECK(make_plan(record, {.device_bytes = 50}, slow_link()).fits);
+  const Plan too_large = make_plan(record, {.device_bytes = 49}, slow_link());
+  CHECK_FALSE(too_large.fits);
+  CHECK(too_large.predicted.peak_bytes == 50);
+}
+
+}  // namespace
+}  // namespace ebb

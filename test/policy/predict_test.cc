@@ -1,0 +1,152 @@
+#include "policy/predict.h"
+
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace ebb {
+namespace {
+
+constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+
+constexpr Decision kKeep = Decision::kKeep;
+constexpr Decision kOffload = Decision::kOffload;
+constexpr Decision kRecompute = Decision::kRecompute;
+
+// Two storages of 10 bytes, saved at 10 and 20 ms; backward begins at 40, needs the second from 50 to 60, and the first
+// from 70 to 80, where it ends.
+StepRecord two_storages() {
+  StepRecord record;
+  record.storages = {{.bytes = 10, .saved_ms = 10, .needed_ms = 70, .released_ms = 80},
+                     {.bytes = 10, .saved_ms = 20, .needed_ms = 50, .released_ms = 60}};
+  record.other = {{0, 5}};
+  record.backward_ms = 40;
+  record.end_ms = 80;
+  return record;
+}
+
+Prediction predicted(const StepRecord& record, const std::vector<Decision>& decisions,
+                     std::uint64_t device_bytes = kUnlimited) {
+  return Predictor(record, {.device_bytes = device_bytes}, kOneByteEachMs).predict(decisions);
+}
+
+TEST_CASE("what is kept costs memory until it is released, and no time") {
+  const Prediction found = predicted(two_storages(), {kKeep, kKeep});
+  CHECK(found.step_ms == 80);
+  CHECK(found.peak_bytes == 25);
+  CHECK(found.kept_bytes == 20);
+}
+
+TEST_CASE("a copy out holds its storage until it is done, and hides behind compute") {
+  StepRecord record = two_storages();
+  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
+  CHECK(found.step_ms == 80);
+  CHECK(found.stalled_ms == 0);
+  CHECK(found.peak_bytes == 15);  // the first is away when the second is saved
+  CHECK(found.offloaded_bytes == 10);
+
+  record.storages[1].saved_ms = 19;
+  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 1);
+}
+
+TEST_CASE("compute waits for a copy out where memory would pass the limit") {
+  StepRecord record = two_storages();
+  record.storages[1].saved_ms = 14;
+  const Prediction found = predicted(record, {kOffload, kKeep}, 24);
+  CHECK(found.stalled_ms == 6);
+  CHECK(found.step_ms == 86);
+  CHECK(found.peak_bytes == 15);
+}
+
+TEST_CASE("other memory counts, and compute waits for it too") {
+  StepRecord record = two_storages();
+  record.other = {{0, 5}, {25, 12}};
+  const Prediction found = predicted(record, {kOffload, kOffload}, 15);
+  CHECK(found.stalled_ms == 25);  // at 25, for the second copy, until 30; then for each copy in, which has no room
+  CHECK(found.peak_bytes == 22);  // before it is needed
+}
+
+TEST_CASE("copies out wait for each other") {
+  StepRecord record = two_storages();
+  record.storages[1].saved_ms = 12;
+  record.other = {{0, 5}, {29, 16}, {40, 5}};
+  CHECK(predicted(record, {kOffload, kOffload}, 25).stalled_ms == 1);  // 10 to 20, then 20 to 30
+}
+
+TEST_CASE("a copy in starts when there is room, and compute waits for what is late") {
+  StepRecord record = two_storages();
+  record.storages[0].needed_ms = 62;
+  CHECK(predicted(record, {kOffload, kKeep}).stalled_ms == 0);  // 40 to 50
+  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
+  CHECK(found.stalled_ms == 8);  // 60, when the second is released, to 70
+  CHECK(found.peak_bytes == 15);
+}
+
+TEST_CASE("a copy in does not start where other memory will need the room before the use") {
+  StepRecord record = two_storages();
+  record.other = {{0, 5}, {45, 15}, {55, 5}};
+  const Prediction found = predicted(record, {kOffload, kKeep}, 25);
+  CHECK(found.peak_bytes == 25);
+  CHECK(found.stalled_ms == 0);  // 55 to 65
+}
+
+TEST_CASE("a storage that is still on the device is not copied in") {
+  StepRecord record = two_storages();
+  record.storages[0] = {.bytes = 100, .saved_ms = 10, .needed_ms = 70, .released_ms = 80};
+  const Prediction found = predicted(record, {kOffload, kKeep});
+  CHECK(found.stalled_ms == 0);  // the copy out would take until 110
+  CHECK(found.step_ms == 80);
+}
+
+TEST_CASE("copies in come in the order of need") {
+  StepRecord record = two_storages();
+  record.storages[0].needed_ms = 60;
+  CHECK(predicted(record, {kOffload, kOffload}).stalled_ms == 0);  // 40 to 50 and 50 to 60
+  std::swap(record.storages[0].needed_ms, record.storages[1].needed_ms);
+  CHECK(predicted(record, {kOffload, kOffload}).stalled_ms == 0);
+}
+
+TEST_CASE("a recipe takes its time when its result is needed, and no memory before") {
+  StepRecord record = two_storages();
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  const Prediction found = predicted(record, {kKeep, kRecompute});
+  CHECK(found.step_ms == 83);
+  CHECK(found.recompute_ms == 3);
+  CHECK(found.peak_bytes == 25);
+  record.other = {{0, 5}, {45, 0}};
+  CHECK(predicted(record, {kKeep, kRecompute}).peak_bytes == 20);  // 15 until 45
+}
+
+TEST_CASE("a recipe's inputs are brought back first, and are on the device until they are released") {
+  StepRecord record = two_storages();
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  record.storages[1].inputs = {0};
+  record.storages[1].needed_ms = 45;
+  const Prediction found = predicted(record, {kOffload, kRecompute});
+  CHECK(found.stalled_ms == 5);  // its input arrives at 50
+  CHECK(found.step_ms == 88);
+  CHECK(found.peak_bytes == 25);
+}
+
+TEST_CASE("recipes run inside recipes, each once") {
+  StepRecord record = two_storages();
+  for (StorageRecord& storage : record.storages) {
+    storage.recompute = Recompute::kMemoryBound;
+    storage.recompute_ms = 2;
+  }
+  record.storages[1].inputs = {0};
+  CHECK(predicted(record, {kRecompute, kRecompute}).recompute_ms == 4);
+}
+
+TEST_CASE("a storage that is released on its way out is not held") {
+  StepRecord record = two_storages();
+  record.storages[0] = {.bytes = 1000, .saved_ms = 10, .needed_ms = 15, .released_ms = 18};
+  CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 1005);
+  record.storages[1].bytes = 2000;
+  CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 2005);
+}
+
+}  // namespace
+}  // namespace ebb
