@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "offload/early_fetch.h"
+#include "offload/region.h"
 #include "offload/save_hook.h"
 #include "offload/scope.h"
 
@@ -26,6 +27,9 @@ class GuardedEngine final : public torch::autograd::Engine {
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (auto hook = Region::hook_here()) {
+      return hook;
+    }
     Scope::Target target = Scope::current();
     return target.core == nullptr ? nullptr : std::make_unique<SaveHook>(std::move(target));
   }

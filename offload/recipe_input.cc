@@ -1,6 +1,7 @@
 #include "offload/recipe_input.h"
 
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 namespace ebb {
@@ -36,6 +37,12 @@ std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& 
     found = std::make_unique<SavedTensor>(version, tensor.is_leaf() ? tensor : tensor.tensor_data());
   }
   return found;
+}
+
+void refuse_recipe() {
+  if (wanted != nullptr) {
+    throw std::logic_error("this save is no recipe's input");
+  }
 }
 
 bool hand_to_recipe(const SavedTensor& saved) {

@@ -22,4 +22,7 @@ namespace ebb {
 // written to.
 [[nodiscard]] bool hand_to_recipe(const SavedTensor& saved);
 
+// Throws if it is: for hooks that have nothing to hand over, and whose bytes would cost work.
+void refuse_recipe();
+
 }  // namespace ebb

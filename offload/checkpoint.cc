@@ -1,0 +1,21 @@
+#include "offload/checkpoint.h"
+
+#include <memory>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+
+#include "offload/engine.h"
+#include "offload/region.h"
+
+namespace ebb {
+
+std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
+  if (!at::GradMode::is_enabled()) {  // nothing is saved
+    return function(inputs);
+  }
+  install_engine();
+  return Region::run(std::make_shared<Region>(std::move(function), inputs), inputs);
+}
+
+}  // namespace ebb

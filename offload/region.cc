@@ -1,0 +1,212 @@
+#include "offload/region.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "offload/recipe_input.h"
+#include "offload/version_check.h"
+
+namespace ebb {
+namespace {
+
+enum class Which : bool { kFirstRun, kSecondRun };
+
+// What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in scope.h). Ended
+// ones are passed over: the stack may have been captured.
+class Running final : public c10::DebugInfoBase {
+ public:
+  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEC);
+
+  Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
+
+  // The innermost on the calling thread that has not ended; null if there is none.
+  static Running* innermost() {
+    Running* found = top();
+    while (found != nullptr && found->ended_) {
+      found = found->around_;
+    }
+    return found;
+  }
+
+  [[nodiscard]] const std::shared_ptr<Region>& region() const { return region_; }
+  [[nodiscard]] Which which() const { return which_; }
+  void end() { ended_ = true; }
+
+ private:
+  static Running* top() { return static_cast<Running*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+
+  const std::shared_ptr<Region> region_;
+  const Which which_;
+  Running* const around_;  // lives at least as long: it is below on the stack
+  std::atomic<bool> ended_{false};
+};
+
+class Run {
+ public:
+  Run(std::shared_ptr<Region> region, Which which)
+      : below_(c10::ThreadLocalDebugInfo::current()), running_(std::make_shared<Running>(std::move(region), which)) {
+    c10::ThreadLocalDebugInfo::_push(Running::kKind, running_);
+    with_it_ = c10::ThreadLocalDebugInfo::current();
+  }
+  ~Run() {
+    running_->end();
+    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered inside lies on it
+      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(below_);
+    }
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+ private:
+  const std::shared_ptr<c10::ThreadLocalDebugInfo> below_;
+  const std::shared_ptr<Running> running_;
+  std::shared_ptr<c10::ThreadLocalDebugInfo> with_it_;
+};
+
+// As in SaveHook: an operation that saves its own output would own itself for ever.
+at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
+
+class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit FirstRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  ~FirstRunsSave() override {
+    if (version_) {
+      region_->drop(place_);
+    }
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    place_ = region_->add(tensor);
+    version_.emplace(tensor);
+  }
+
+  at::Tensor call_unpack_hook() override {
+    refuse_recipe();
+    at::Tensor tensor = region_->take(place_);
+    version_->check(tensor);
+    return tensor;
+  }
+
+ private:
+  const std::shared_ptr<Region> region_;
+  std::size_t place_ = 0;
+  std::optional<VersionCheck> version_;  // once packed
+};
+
+class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = without_history(tensor);
+    region_->collect(tensor_);
+  }
+
+  at::Tensor call_unpack_hook() override { return tensor_; }  // the function itself goes backward
+
+ private:
+  const std::shared_ptr<Region> region_;
+  at::Tensor tensor_;
+};
+
+std::optional<c10::Device> device_of(const std::vector<at::Tensor>& inputs) {
+  const auto on_gpu = std::ranges::find_if(inputs, [](const at::Tensor& t) { return t.defined() && t.is_cuda(); });
+  return on_gpu == inputs.end() ? std::nullopt : std::optional(on_gpu->device());
+}
+
+}  // namespace
+
+Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
+    : function_(std::move(function)), setting_(device_of(inputs)) {
+  for (const at::Tensor& input : inputs) {
+    inputs_.emplace_back(input, /*is_output=*/false);
+    input_needs_gradient_.push_back(input.defined() && input.requires_grad());
+  }
+}
+
+std::vector<at::Tensor> Region::run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs) {
+  const Run first(region, Which::kFirstRun);
+  return region->function_(inputs);
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
+  const Running* const running = Running::innermost();
+  if (running == nullptr) {
+    return nullptr;
+  }
+  if (running->which() == Which::kFirstRun) {
+    return std::make_unique<FirstRunsSave>(running->region());
+  }
+  return std::make_unique<SecondRunsSave>(running->region());
+}
+
+std::size_t Region::add(const at::Tensor& saved) {
+  const std::lock_guard lock(mutex_);
+  saves_.push_back({saved.sizes().vec(), saved.scalar_type()});
+  return saves_.size() - 1;
+}
+
+void Region::collect(const at::Tensor& saved) {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(
+      next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
+      "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
+      next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
+  if (saves_[next_].alive) {
+    collected_[next_] = saved;
+  }
+  ++next_;
+}
+
+at::Tensor Region::take(std::size_t place) {
+  const auto taken = [&] {
+    const std::lock_guard lock(mutex_);
+    return place < collected_.size() ? std::exchange(collected_[place], std::nullopt) : std::nullopt;
+  };
+  if (std::optional<at::Tensor> tensor = taken()) {
+    return *std::move(tensor);
+  }
+  const std::lock_guard one_at_a_time(run_mutex_);
+  std::optional<at::Tensor> tensor = taken();  // if another thread has run it meanwhile
+  if (!tensor) {
+    run_again();
+    tensor = taken();
+  }
+  TORCH_CHECK(tensor,
+              "ebb::checkpoint: run again in backward, the function saved fewer tensors than the first time: it "
+              "must compute the same each time");
+  return *std::move(tensor);
+}
+
+void Region::drop(std::size_t place) {
+  std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  saves_[place].alive = false;
+  if (place < collected_.size()) {
+    unwanted = std::exchange(collected_[place], std::nullopt);
+  }
+}
+
+void Region::run_again() {
+  std::vector<at::Tensor> inputs;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const at::Tensor input = inputs_[i].unpack();
+    inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = 0;
+    collected_.resize(saves_.size());
+  }
+  const SettingInForce as_in_forward(setting_);
+  const at::AutoGradMode gradients(true);
+  const Run second(shared_from_this(), Which::kSecondRun);
+  static_cast<void>(function_(inputs));
+}
+
+}  // namespace ebb

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include "offload/checkpoint.h"
+#include "offload/thread_setting.h"
+
+namespace ebb {
+
+// One call of checkpoint(): what its second run takes, and what that has saved and nobody has used yet.
+//
+// Owned by the hooks of what the first run saved, and so gone when backward is over or the graph is dropped. What the
+// second run saves in its own graph is held here only: that graph goes at once.
+//
+// Threads: every member may be called from any thread.
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  // Saves the inputs, as autograd would save them here.
+  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+
+  // The first run.
+  static std::vector<at::Tensor> run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs);
+
+  // The hook for a save that is made now on the calling thread; null if that is in no region.
+  static std::unique_ptr<torch::autograd::SavedVariableHooks> hook_here();
+
+  // The place of a save of the first run.
+  std::size_t add(const at::Tensor& saved);
+
+  // A save of the second run.
+  void collect(const at::Tensor& saved);
+
+  // What the second run has saved in this place, and no longer holds. Runs it, unless it has been run and nobody has
+  // taken this one.
+  [[nodiscard]] at::Tensor take(std::size_t place);
+
+  // Nobody will any more.
+  void drop(std::size_t place);
+
+ private:
+  void run_again();  // LOCK: run_mutex_
+
+  struct Save {
+    std::vector<std::int64_t> sizes;
+    at::ScalarType dtype;
+    bool alive = true;
+  };
+
+  const CheckpointedFunction function_;
+  const ThreadSetting setting_;
+  std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<bool> input_needs_gradient_;
+
+  std::mutex run_mutex_;  // taken before mutex_; held over the function's second run
+  std::mutex mutex_;
+  std::vector<Save> saves_;                           // LOCK: mutex_, as all below. Of the first run
+  std::vector<std::optional<at::Tensor>> collected_;  // of the second one's
+  std::size_t next_ = 0;                              // place of the second run's next save
+};
+
+}  // namespace ebb
