@@ -13,11 +13,12 @@ using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::ve
 // before it first needs what that saved, and lets go of each saved tensor once it has been used. The inputs are saved
 // as any tensor is, so under an OffloadGuard they move. Gradients are those of plain autograd, bit for bit.
 //
-// The second run has the first one's random state (of the CPU, and of the current CUDA device where an input is on one)
-// and autocast, and leaves the thread's as they were. It must save the same tensors in the same order, which every
-// function does that is not changed by having been run; if it does not, backward throws c10::Error. What the function
-// captures must not be changed in between either, and lives as long as the graph. Inputs that are written to raise
-// LibTorch's error.
+// The second run has the first one's autocast and, if the first one drew random numbers, its random state, and leaves
+// both as they were. (Other threads must not draw from the default generators meanwhile, which are the process's.) It
+// must save the same tensors in the same order, which every function does that is not changed by having been run; if it
+// does not, backward throws c10::Error. What the function captures must not be changed in between either, lives as long
+// as the graph, and sees side effects twice. Inputs that are written to raise LibTorch's error. A function that goes
+// backward over what it has computed itself gets c10::Error.
 //
 // Regions may nest, in each other and with guards, be unpacked in any order and more than once (retain_graph), and be
 // derived twice. All that is saved inside is the region's, whatever guards the function enters.

@@ -71,6 +71,12 @@ class Run {
 // As in SaveHook: an operation that saves its own output would own itself for ever.
 at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
 
+[[noreturn]] void refuse_backward_inside() {
+  TORCH_CHECK(false,
+              "ebb::checkpoint: the function went backward over what it had computed itself, which a checkpointed "
+              "region does not keep");
+}
+
 class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
  public:
   explicit FirstRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
@@ -87,6 +93,9 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
 
   at::Tensor call_unpack_hook() override {
     refuse_recipe();
+    if (!region_->first_run_is_over()) {
+      refuse_backward_inside();
+    }
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     return tensor;
@@ -98,31 +107,24 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
   std::optional<VersionCheck> version_;  // once packed
 };
 
+// Keeps nothing: the function may have put the second graph away somewhere.
 class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
  public:
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = without_history(tensor);
-    region_->collect(tensor_);
+    std::exchange(region_, nullptr)->collect(without_history(tensor));
   }
 
-  at::Tensor call_unpack_hook() override { return tensor_; }  // the function itself goes backward
+  at::Tensor call_unpack_hook() override { refuse_backward_inside(); }
 
  private:
-  const std::shared_ptr<Region> region_;
-  at::Tensor tensor_;
+  std::shared_ptr<Region> region_;  // until packed
 };
-
-std::optional<c10::Device> device_of(const std::vector<at::Tensor>& inputs) {
-  const auto on_gpu = std::ranges::find_if(inputs, [](const at::Tensor& t) { return t.defined() && t.is_cuda(); });
-  return on_gpu == inputs.end() ? std::nullopt : std::optional(on_gpu->device());
-}
 
 }  // namespace
 
-Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs)
-    : function_(std::move(function)), setting_(device_of(inputs)) {
+Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) : function_(std::move(function)) {
   for (const at::Tensor& input : inputs) {
     inputs_.emplace_back(input, /*is_output=*/false);
     input_needs_gradient_.push_back(input.defined() && input.requires_grad());
@@ -130,8 +132,14 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
 }
 
 std::vector<at::Tensor> Region::run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs) {
-  const Run first(region, Which::kFirstRun);
-  return region->function_(inputs);
+  std::vector<at::Tensor> outputs;
+  {
+    const Run first(region, Which::kFirstRun);
+    outputs = region->function_(inputs);
+  }
+  region->draws_ = !region->setting_.random_state_is_unchanged();
+  region->first_run_is_over_ = true;
+  return outputs;
 }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
@@ -203,7 +211,7 @@ void Region::run_again() {
     next_ = 0;
     collected_.resize(saves_.size());
   }
-  const SettingInForce as_in_forward(setting_);
+  const SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
   const at::AutoGradMode gradients(true);
   const Run second(shared_from_this(), Which::kSecondRun);
   static_cast<void>(function_(inputs));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,6 +31,8 @@ class Region : public std::enable_shared_from_this<Region> {
   // The first run.
   static std::vector<at::Tensor> run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs);
 
+  [[nodiscard]] bool first_run_is_over() const { return first_run_is_over_; }
+
   // The hook for a save that is made now on the calling thread; null if that is in no region.
   static std::unique_ptr<torch::autograd::SavedVariableHooks> hook_here();
 
@@ -59,6 +62,9 @@ class Region : public std::enable_shared_from_this<Region> {
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<bool> input_needs_gradient_;
+
+  bool draws_ = true;  // random numbers. Set at the end of the first run
+  std::atomic<bool> first_run_is_over_{false};
 
   std::mutex run_mutex_;  // taken before mutex_; held over the function's second run
   std::mutex mutex_;

@@ -1,45 +1,61 @@
 #include "offload/thread_setting.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 namespace ebb {
 namespace {
 
 constexpr std::array kAutocastDevices{at::kCPU, at::kCUDA};
 
-at::Generator generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
-
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
+std::vector<at::Generator> generators_in_use() {
+  std::vector<at::Generator> generators{at::globalContext().defaultGenerator(c10::Device(c10::kCPU))};
+  const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
+  const int gpus = at::globalContext().hasCUDA() ? cuda.deviceCount() : 0;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    if (cuda.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) {
+      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+      generators.push_back(at::globalContext().defaultGenerator(device));
+    }
+  }
+  return generators;
 }
 
 }  // namespace
 
-ThreadSetting::ThreadSetting(std::optional<c10::Device> device)
-    : device_(device && device->is_cuda() ? device : std::nullopt),
-      cpu_state_(state_of(generator(c10::Device(c10::kCPU)))),
-      device_state_(device_ ? state_of(generator(*device_)) : at::Tensor()),
-      autocast_caches_(at::autocast::is_autocast_cache_enabled()) {
+ThreadSetting::ThreadSetting() : autocast_caches_(at::autocast::is_autocast_cache_enabled()) {
+  for (const at::Generator& generator : generators_in_use()) {
+    random_.push_back({generator, state_of(generator)});
+  }
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
     autocast_.at(i) = {at::autocast::is_autocast_enabled(kAutocastDevices.at(i)),
                        at::autocast::get_autocast_dtype(kAutocastDevices.at(i))};
   }
 }
 
-void ThreadSetting::put_in_force() const {
-  set_state(generator(c10::Device(c10::kCPU)), cpu_state_);
-  if (device_) {
-    set_state(generator(*device_), device_state_);
+bool ThreadSetting::random_state_is_unchanged() const {
+  return std::ranges::all_of(random_,
+                             [](const RandomState& each) { return each.state.equal(state_of(each.generator)); });
+}
+
+void ThreadSetting::put_random_state_in_force() const {
+  for (const RandomState& each : random_) {
+    at::Generator generator = each.generator;
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(each.state);
   }
+}
+
+void ThreadSetting::put_autocast_in_force() const {
   for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
     at::autocast::set_autocast_enabled(kAutocastDevices.at(i), autocast_.at(i).enabled);
     at::autocast::set_autocast_dtype(kAutocastDevices.at(i), autocast_.at(i).dtype);
@@ -47,15 +63,20 @@ void ThreadSetting::put_in_force() const {
   at::autocast::set_autocast_cache_enabled(autocast_caches_);
 }
 
-SettingInForce::SettingInForce(const ThreadSetting& setting) : before_(setting.device_) { setting.put_in_force(); }
+SettingInForce::SettingInForce(const ThreadSetting& setting, Random random) : random_(random) {
+  setting.put_autocast_in_force();
+  if (random_ == Random::kToo) {
+    setting.put_random_state_in_force();
+  }
+}
 
 SettingInForce::~SettingInForce() {
-  before_.put_in_force();
-  bool casts = false;
-  for (const auto& autocast : before_.autocast_) {
-    casts = casts || autocast.enabled;
+  if (random_ == Random::kToo) {
+    before_.put_random_state_in_force();
   }
-  if (!casts) {  // nobody else would let go of the weights that were cast
+  before_.put_autocast_in_force();
+  const auto casts = [](const ThreadSetting::Autocast& autocast) { return autocast.enabled; };
+  if (std::ranges::none_of(before_.autocast_, casts)) {  // nobody else would let go of the weights that were cast
     at::autocast::clear_cache();
   }
 }

@@ -1,20 +1,23 @@
 #pragma once
 
 #include <array>
-#include <optional>
+#include <cstdint>
+#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
 
 namespace ebb {
 
-// What decides, beside its inputs, what a function of tensors computes: random state and autocast, as they are on the
-// calling thread when this is made.
+// What decides, beside its inputs, what a function of tensors computes: the random state of the process's default
+// generators (the CPU's, and those of the GPUs that are in use) and the calling thread's autocast, as they are when
+// this is made.
 class ThreadSetting {
  public:
-  // Of the CPU's default generator, and of that of `device` if it is a GPU.
-  explicit ThreadSetting(std::optional<c10::Device> device);
+  ThreadSetting();
+
+  // Whether nobody has drawn random numbers since.
+  [[nodiscard]] bool random_state_is_unchanged() const;
 
  private:
   friend class SettingInForce;
@@ -23,26 +26,33 @@ class ThreadSetting {
     bool enabled = false;
     at::ScalarType dtype = at::kBFloat16;
   };
+  struct RandomState {
+    at::Generator generator;
+    at::Tensor state;
+  };
 
-  void put_in_force() const;
+  void put_random_state_in_force() const;
+  void put_autocast_in_force() const;
 
-  const std::optional<c10::Device> device_;
-  const at::Tensor cpu_state_;
-  const at::Tensor device_state_;  // undefined without a GPU
+  std::vector<RandomState> random_;
   std::array<Autocast, 2> autocast_;
   bool autocast_caches_;
 };
 
-// Puts a setting in force on the calling thread, and at its end what was there before.
+enum class Random : std::uint8_t { kToo, kLeftAlone };
+
+// Puts a setting in force, and at its end what was there before. Where random state is put in force too, other threads
+// must not draw meanwhile: the generators are the process's.
 class SettingInForce {
  public:
-  explicit SettingInForce(const ThreadSetting& setting);
+  SettingInForce(const ThreadSetting& setting, Random random);
   ~SettingInForce();
   SettingInForce(const SettingInForce&) = delete;
   SettingInForce& operator=(const SettingInForce&) = delete;
 
  private:
   const ThreadSetting before_;
+  const Random random_;
 };
 
 }  // namespace ebb

@@ -24,23 +24,29 @@ Planned::Planned(const Limits& limits, const LinkRates& rates, std::uint64_t lea
     : limits_(limits), rates_(rates), least_bytes_(least_bytes) {}
 
 void Planned::begin_step() {
-  if (recording_) {
+  if (recording_ && learned_ != step_) {
     remember_signature();
   }
   if (strayed_) {
     wanted_ = seen_;
     patience_ = kPatience;
   }
-  recording_ = !any_plan() || (--patience_ >= 0 && !has_plan(wanted_));
-  strayed_ = false;
-  seen_.clear();
+  recording_ = !any_plan() || (patience_ > 0 && !has_plan(wanted_));
+  patience_ = std::max(patience_ - 1, 0);
+  forget_step();
   ++step_;
 }
 
 // Evaluation, or a graph that was thrown away: no backward was recorded, and none is expected to be.
 void Planned::drop_step() {
   recording_ = false;
+  forget_step();
+}
+
+void Planned::forget_step() {
   strayed_ = false;
+  following_ = nullptr;
+  seen_.clear();
 }
 
 Decision Planned::decide(const Candidate& candidate) {
@@ -55,21 +61,21 @@ Decision Planned::decide(const Candidate& candidate) {
     strayed_ = true;
     return safe(candidate);
   }
-  return known_.front().plan.decisions[seen_.size() - 1];
+  return following_->plan.decisions[seen_.size() - 1];
 }
 
 std::optional<std::uint64_t> Planned::recorded_step() const { return recording_ ? std::optional(step_) : std::nullopt; }
 
 void Planned::learn(std::uint64_t step, const StepRecord& record) {
-  if (step <= learned_) {
-    return;
-  }
-  learned_ = step;
-  if (recording_ && step == step_) {
+  if (recording_ && step == step_ && learned_ != step) {
     remember_signature();
   }
   auto recorded = recorded_.extract(step);
-  if (recorded.empty() || recorded.mapped().size() != record.storages.size()) {
+  if (recorded.empty()) {
+    return;
+  }
+  learned_ = step;
+  if (recorded.mapped().size() != record.storages.size()) {
     return;
   }
   auto known = std::find_if(known_.begin(), known_.end(),
@@ -77,7 +83,7 @@ void Planned::learn(std::uint64_t step, const StepRecord& record) {
   if (known == known_.end()) {
     known_.push_front({std::move(recorded.mapped()), 0, {}});
     known = known_.begin();
-    if (known_.size() > kMaxPlans) {
+    if (known_.size() > kMaxPlans && &known_.back() != following_) {
       known_.pop_back();
     }
   }
@@ -86,7 +92,7 @@ void Planned::learn(std::uint64_t step, const StepRecord& record) {
   }
 }
 
-const Plan* Planned::plan() const { return recording_ || strayed_ || seen_.empty() ? nullptr : &known_.front().plan; }
+const Plan* Planned::plan() const { return following_ == nullptr ? nullptr : &following_->plan; }
 
 bool Planned::any_plan() const {
   return std::any_of(known_.begin(), known_.end(), [](const Known& known) { return known.planned(); });
@@ -101,10 +107,10 @@ bool Planned::follows(const Known& known, std::size_t position) const {
   return position < known.signature.size() && known.signature[position] == seen_[position];
 }
 
-// Puts a plan in front that has begun like this step. The one in front already is known to, but for the last storage.
+// Follows a plan that has begun like this step: the present one, which is known to but for the last storage, or
+// another.
 bool Planned::choose_plan() {
-  const std::size_t last = seen_.size() - 1;
-  if (last > 0 && follows(known_.front(), last)) {
+  if (following_ != nullptr && follows(*following_, seen_.size() - 1)) {
     return true;
   }
   const auto found = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
@@ -112,9 +118,11 @@ bool Planned::choose_plan() {
            std::equal(seen_.begin(), seen_.end(), known.signature.begin());
   });
   if (found == known_.end()) {
+    following_ = nullptr;
     return false;
   }
-  std::rotate(known_.begin(), found, found + 1);
+  known_.splice(known_.begin(), known_, found);
+  following_ = &known_.front();
   return true;
 }
 

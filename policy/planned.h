@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -71,20 +71,22 @@ class Planned final : public Policy {
   [[nodiscard]] bool has_plan(const Signature& signature) const;
   [[nodiscard]] bool choose_plan();
   void remember_signature();
+  void forget_step();
 
   const Limits limits_;
   const LinkRates rates_;
   const std::uint64_t least_bytes_;
 
-  std::deque<Known> known_;                      // the last used first
+  std::list<Known> known_;                       // the last used first
   std::map<std::uint64_t, Signature> recorded_;  // steps whose records are yet to come
   std::uint64_t step_ = 0;
-  std::uint64_t learned_ = 0;  // the last step of which a record has come
-  Signature seen_;             // of the step that has begun
-  Signature wanted_;           // of the last step that strayed
-  int patience_ = 0;           // how many more steps may be recorded for it
-  bool recording_ = false;     // it is recorded, and follows no plan
-  bool strayed_ = false;       // it has left all plans
+  std::uint64_t learned_ = 0;   // the last step of which a record has come
+  Signature seen_;              // of the step that has begun
+  Signature wanted_;            // of the last step that strayed
+  int patience_ = 0;            // how many more steps may be recorded for it
+  Known* following_ = nullptr;  // the plan of the step that has begun, once it has asked
+  bool recording_ = false;      // it is recorded, and follows no plan
+  bool strayed_ = false;        // it has left all plans
 };
 
 }  // namespace ebb

@@ -192,7 +192,7 @@ class Search {
 
   bool change_two() {
     for (Index i = 0; i < record_.storages.size(); ++i) {
-      for (Index j = 0; j < i; ++j) {
+      for (Index j = 0; j < i && tried_ <= kTries; ++j) {
         for (const Decision first : kAll) {
           for (const Decision second : kAll) {
             if (is_change(i, first) && is_change(j, second) && change({{i, first}, {j, second}})) {

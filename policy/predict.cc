@@ -12,10 +12,10 @@ namespace {
 using Index = std::uint32_t;
 
 struct Event {
-  enum class What : std::uint8_t { kRelease, kLevel, kBackward, kSave, kNeed };  // at the same time, in this order
+  enum class What : std::uint8_t { kLevel, kBackward, kSave, kNeed, kRelease };  // at the same time, in this order
 
   double ms = 0;
-  What what = What::kRelease;
+  What what = What::kLevel;
   Index index = 0;
 
   friend bool operator<(const Event& a, const Event& b) {
@@ -183,6 +183,7 @@ class Predictor::Run {
         state.where = Where::kOnDevice;
         return;
       case Where::kAway:
+        fit(record_.storages[i].bytes);
         copy_in(i);
         [[fallthrough]];
       case Where::kArriving:
@@ -202,6 +203,7 @@ class Predictor::Run {
     for (const Index input : storage.inputs) {
       need(input);
     }
+    fit(storage.bytes);
     hold(storage.bytes);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
@@ -288,7 +290,10 @@ class Predictor::Run {
   // Compute waits for copies out until there is room for so much more.
   void fit(std::uint64_t bytes) {
     while (!leaving_.empty() && other_ + held_ + bytes > predictor_.limits_.device_bytes) {
-      stall_until(state_[leaving_.front()].done_ms);
+      const State& oldest = state_[leaving_.front()];
+      if (oldest.where == Where::kLeaving) {
+        stall_until(oldest.done_ms);
+      }
       finish_oldest();
     }
     result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_ + bytes);

@@ -135,6 +135,18 @@ TEST_CASE_METHOD(NoLeak, "a region under a guard inside a region is still the ou
   });
 }
 
+TEST_CASE_METHOD(NoLeak, "what is saved under a guard inside a region does not go to that guard's offloader") {
+  Rig rig(late_without_stash());
+  const Stats stats = counted(rig, [&rig](Inputs& in) {
+    const CheckpointedFunction function = [&rig](const Tensors& x) -> Tensors {
+      const OffloadGuard inner(rig.offloader());
+      return {x[0].sin().cos()};
+    };
+    return checkpoint(function, {in.activation({8})})[0];
+  });
+  CHECK(stats.saved.tensors == 1);  // the input
+}
+
 TEST_CASE_METHOD(NoLeak, "dropout in a region drops the same values again, and leaves the random state alone") {
   expect_parity([](const Run& run) {
     Inputs in;
@@ -300,6 +312,34 @@ TEST_CASE_METHOD(NoLeak, "a recipe does not run a region in the forward pass") {
   const Stats stats = counted(rig, forward);
   CHECK(stats.dropped.tensors == 0);
   CHECK(runs == 2);
+}
+
+TEST_CASE_METHOD(NoLeak, "a function that goes backward itself is one clear error") {
+  Inputs in;
+  const at::Tensor x = in.activation({8});
+  const CheckpointedFunction function = [](const Tensors& y) -> Tensors {
+    const at::Tensor z = y[0].sin();
+    return {torch::autograd::grad({z.sum()}, {y[0]})[0] * z};
+  };
+  CHECK_THROWS_WITH(checkpoint(function, {x}), Catch::Contains("went backward over what it had computed itself"));
+  forget_failed_backward();
+}
+
+TEST_CASE_METHOD(NoLeak, "a result that the function puts away keeps nothing of the region") {
+  constexpr std::uint64_t kBytes = 64 * 64 * sizeof(float);
+  Inputs in;
+  const at::Tensor x = in.leaf({64, 64});
+  at::Tensor aside;
+  const std::uint64_t before = device_bytes();
+  checkpoint(
+      [&aside](const Tensors& inputs) -> Tensors {
+        const at::Tensor y = inputs[0].sin().cos().sin();
+        aside = y.mean();
+        return {y.sum()};
+      },
+      {x})[0]
+      .backward();
+  CHECK(device_bytes() - before < 2 * kBytes);  // the gradient
 }
 
 TEST_CASE_METHOD(NoLeak, "without gradients a region is only a call") {

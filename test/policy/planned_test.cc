@@ -199,14 +199,41 @@ TEST_CASE("an evaluation that strays has the next step not recorded") {
   CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
 }
 
+TEST_CASE("a record that comes in the middle of a step does not change which plan that follows") {
+  Planned policy = with_room_for(1000);
+  const Step one{{10}, {20}, {30}};
+  const Step other{{10}, {20}, {30}, {40}};
+  decided(policy, one);
+  policy.learn(1, record_of(one));
+  decided(policy, one);
+  decided(policy, other);
+  policy.learn(2, record_of(one));  // planned from here on
+  decided(policy, {one[0]});
+  REQUIRE(policy.plan() != nullptr);
+  policy.learn(3, record_of(other));
+  CHECK(policy.plan()->decisions.size() == 3);
+  Candidate next;
+  next.bytes = 20;
+  next.operation = "MmBackward0";
+  CHECK(policy.decide(next) == kKeep);
+}
+
+TEST_CASE("a step that was dropped follows no plan") {
+  Planned policy = with_room_for(1000);
+  decided(policy, kThree);
+  policy.drop_step();
+  CHECK(policy.plan() == nullptr);
+  CHECK(policy.recorded_step() == std::nullopt);
+}
+
 TEST_CASE("records of other steps are ignored") {
   Planned policy = with_room_for(1000);
   decided(policy, kThree);
   policy.learn(7, record_of(kThree));
-  policy.learn(1, record_of({{10}}));
+  policy.learn(1, record_of(kThree));
   policy.learn(1, record_of(kThree));  // is over
   decided(policy, kThree);
-  policy.learn(2, record_of(kThree));
+  policy.learn(2, record_of({{10}}));
   CHECK(decided(policy, kThree) == std::vector{kOffload, kRecompute, kOffload});
 }
 

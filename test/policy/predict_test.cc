@@ -130,6 +130,21 @@ TEST_CASE("a recipe's inputs are brought back first, and are on the device until
   CHECK(found.peak_bytes == 25);
 }
 
+TEST_CASE("a storage that is released as soon as it is needed costs what it takes") {
+  StepRecord record = two_storages();
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  record.storages[1].released_ms = record.storages[1].needed_ms;
+  CHECK(predicted(record, {kKeep, kRecompute}).step_ms == 83);
+}
+
+TEST_CASE("compute does not wait for a copy out of what is no longer held") {
+  StepRecord record = two_storages();
+  record.storages[0] = {.bytes = 1000, .saved_ms = 10, .needed_ms = 15, .released_ms = 18};
+  record.storages[1].bytes = 1200;
+  CHECK(predicted(record, {kOffload, kKeep}, 1100).stalled_ms == 0);
+}
+
 TEST_CASE("recipes run inside recipes, each once") {
   StepRecord record = two_storages();
   for (StorageRecord& storage : record.storages) {
