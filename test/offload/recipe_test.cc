@@ -418,6 +418,23 @@ TEST_CASE_METHOD(NoLeak, "under autocast a recipe computes in the precision of t
   CHECK(rig.stats().recomputed.tensors == 4);
 }
 
+TEST_CASE_METHOD(NoLeak, "a recipe computes without autocast where backward runs under it and forward did not") {
+  const Program program = [](const Run& run) {
+    Inputs in;
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      loss = in.loss(at::mm(in.activation({7, 24}), in.leaf({24, 9})).pow(2));
+    }
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    loss.backward();
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    return in.gradients();
+  };
+  expect_parity(program, dropping());
+}
+
 TEST_CASE_METHOD(NoLeak, "a policy that recomputes what cannot be keeps it") {
   class RecomputeAll final : public Policy {
    public:
