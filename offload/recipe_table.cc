@@ -44,8 +44,12 @@ class Gathering {
   [[nodiscard]] bool complete() const { return complete_; }
   [[nodiscard]] const at::Tensor& shape(std::size_t input) const { return inputs_[input]->shape(); }
 
-  [[nodiscard]] std::optional<Ingredients> with(Recompute cost, at::ScalarType dtype, Recipe::Forward forward) && {
-    return Ingredients{cost, dtype, std::move(inputs_), std::move(forward)};
+  // Nullopt unless complete. The output's dtype is the first input's.
+  [[nodiscard]] std::optional<Ingredients> with(Recompute cost, Recipe::Forward forward) && {
+    if (!complete_) {
+      return std::nullopt;
+    }
+    return Ingredients{cost, shape(0).scalar_type(), std::move(inputs_), std::move(forward)};
   }
 
  private:
@@ -56,11 +60,7 @@ class Gathering {
 
 std::optional<Ingredients> elementwise(Gathering gathering, const SavedVariable& self, Recipe::Forward forward) {
   gathering.need(self);
-  if (!gathering.complete()) {
-    return std::nullopt;
-  }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(Recompute::kMemoryBound, dtype, std::move(forward));
+  return std::move(gathering).with(Recompute::kMemoryBound, std::move(forward));
 }
 
 // Each of these saves one operand for the gradient of the other, and so both only if both need one.
@@ -73,7 +73,9 @@ std::optional<Ingredients> of_two(Gathering gathering, Recompute cost, const Sav
     return std::nullopt;
   }
   const at::ScalarType dtype = at::result_type(gathering.shape(0), gathering.shape(1));
-  return std::move(gathering).with(cost, dtype, [forward](Tensors in) { return forward(in[0], in[1]); });
+  auto found = std::move(gathering).with(cost, [forward](Tensors in) { return forward(in[0], in[1]); });
+  found->dtype = dtype;
+  return found;
 }
 
 std::optional<Ingredients> of(nodes::SiluBackward0& node, Gathering gathering) {
@@ -135,8 +137,7 @@ std::optional<Ingredients> of(nodes::FusedRmsNormBackward0& node, Gathering gath
   if (!gathering.complete() || !gathering.shape(0).is_cuda()) {
     return std::nullopt;
   }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(Recompute::kMemoryBound, dtype, [dtype](Tensors in) {
+  return std::move(gathering).with(Recompute::kMemoryBound, [](Tensors in) {
     const at::Tensor scaled = at::mul(in[0], in[1]);
     at::Tensor result = at::empty_like(in[0], at::MemoryFormat::Contiguous);
     return in[2].defined() ? at::mul_out(result, scaled, in[2]) : result.copy_(scaled);
@@ -169,79 +170,65 @@ std::optional<Ingredients> of(nodes::ConvolutionBackward0& node, Gathering gathe
   if (!gathering.complete() || has_bias(node) || !convolves_as_before(gathering.shape(0))) {
     return std::nullopt;
   }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
   return std::move(gathering).with(
-      Recompute::kComputeBound, dtype,
+      Recompute::kComputeBound,
       [stride = node.stride, padding = node.padding, dilation = node.dilation, transposed = node.transposed,
        output_padding = node.output_padding, groups = node.groups](Tensors in) {
         return at::convolution_symint(in[0], in[1], {}, stride, padding, dilation, transposed, output_padding, groups);
       });
 }
 
-// What the kinds of attention have in common.
-template <typename Attention>
-bool has_operands(const Attention& node, Gathering& gathering) {
-  gathering.need(node.query_);
-  gathering.need(node.key_);
-  gathering.need(node.value_);
-  return gathering.complete() && node.dropout_p == 0;
-}
-
 std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionBackward0& node, Gathering gathering) {
-  if (!has_operands(node, gathering)) {
+// What the kinds of attention have in common. `call` gets query, key, value and, after them, the mask if the kind has
+// one; then whether it is causal, and the scale.
+template <typename Attention, typename Call>
+std::optional<Ingredients> attention(const Attention& node, Gathering gathering, const SavedVariable* mask, Call call) {
+  gathering.need(node.query_);
+  gathering.need(node.key_);
+  gathering.need(node.value_);
+  if (mask != nullptr) {
+    gathering.may_have(*mask);
+  }
+  if (node.dropout_p != 0) {
     return std::nullopt;
   }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(
-      Recompute::kComputeBound, dtype, [causal = node.is_causal, scale = node.scale](Tensors in) {
-        return std::get<0>(at::_scaled_dot_product_flash_attention(in[0], in[1], in[2], 0.0, causal, false, scale));
-      });
+  return std::move(gathering).with(Recompute::kComputeBound,
+                                   [call, causal = node.is_causal, scale = node.scale](Tensors in) -> at::Tensor {
+                                     return std::get<0>(call(in, causal, scale));
+                                   });
+}
+
+std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionBackward0& node, Gathering gathering) {
+  return attention(node, std::move(gathering), nullptr, [](Tensors in, bool causal, std::optional<double> scale) {
+    return at::_scaled_dot_product_flash_attention(in[0], in[1], in[2], 0.0, causal, false, scale);
+  });
 }
 
 std::optional<Ingredients> of(nodes::ScaledDotProductCudnnAttentionBackward0& node, Gathering gathering) {
-  const bool complete = has_operands(node, gathering);
-  gathering.may_have(node.attn_bias_);
-  if (!complete || !gathering.complete()) {
-    return std::nullopt;
-  }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(Recompute::kComputeBound, dtype,
-                                   [causal = node.is_causal, scale = node.scale](Tensors in) {
-                                     return std::get<0>(at::_scaled_dot_product_cudnn_attention(
-                                         in[0], in[1], in[2], if_defined(in[3]), true, 0.0, causal, false, scale));
-                                   });
+  return attention(node, std::move(gathering), &node.attn_bias_,
+                   [](Tensors in, bool causal, std::optional<double> scale) {
+                     return at::_scaled_dot_product_cudnn_attention(in[0], in[1], in[2], if_defined(in[3]), true, 0.0,
+                                                                    causal, false, scale);
+                   });
 }
 
 std::optional<Ingredients> of(nodes::ScaledDotProductEfficientAttentionBackward0& node, Gathering gathering) {
-  const bool complete = has_operands(node, gathering);
-  gathering.may_have(node.attn_bias_);
-  if (!complete || !gathering.complete()) {
-    return std::nullopt;
-  }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(Recompute::kComputeBound, dtype,
-                                   [causal = node.is_causal, scale = node.scale](Tensors in) {
-                                     return std::get<0>(at::_scaled_dot_product_efficient_attention(
-                                         in[0], in[1], in[2], if_defined(in[3]), true, 0.0, causal, scale));
-                                   });
+  return attention(node, std::move(gathering), &node.attn_bias_,
+                   [](Tensors in, bool causal, std::optional<double> scale) {
+                     return at::_scaled_dot_product_efficient_attention(in[0], in[1], in[2], if_defined(in[3]), true,
+                                                                        0.0, causal, scale);
+                   });
 }
 
 std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackward0& node, Gathering gathering) {
-  const bool complete = has_operands(node, gathering);
-  gathering.may_have(node.attn_mask_);
-  if (!complete || !gathering.complete()) {
-    return std::nullopt;
-  }
-  const at::ScalarType dtype = gathering.shape(0).scalar_type();
-  return std::move(gathering).with(Recompute::kComputeBound, dtype,
-                                   [causal = node.is_causal, scale = node.scale](Tensors in) {
-                                     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
-                                         in[0], in[1], in[2], 0.0, causal, if_defined(in[3]), scale));
-                                   });
+  return attention(node, std::move(gathering), &node.attn_mask_,
+                   [](Tensors in, bool causal, std::optional<double> scale) {
+                     return at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0.0, causal,
+                                                                            if_defined(in[3]), scale);
+                   });
 }
 
 using Of = std::optional<Ingredients> (*)(const std::shared_ptr<Node>&);
