@@ -1,5 +1,6 @@
 #include "bench/device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -88,19 +89,36 @@ std::uint64_t DeviceMemory::now_bytes() const {
                           : static_cast<std::uint64_t>(allocated(device_).current);
 }
 
-std::uint64_t DeviceMemory::peak_bytes() const {
+std::uint64_t DeviceMemory::peak_bytes() const { return std::max(peak_before_, peak_of_allocator()); }
+
+std::uint64_t DeviceMemory::peak_of_allocator() const {
   return device_.is_cpu() ? CountingAllocator::install().peak_bytes()
                           : static_cast<std::uint64_t>(allocated(device_).peak);
 }
 
 void DeviceMemory::reset() {
+  if (device_.is_cuda()) {
+    c10::getDeviceAllocator(device_.type())->emptyCache();
+  }
+  peak_before_ = 0;
+  reset_allocator();
+}
+
+void DeviceMemory::reset_allocator() {
   if (device_.is_cpu()) {
     CountingAllocator::install().reset_peak();
-    return;
+  } else {
+    c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
   }
-  auto* const allocator = c10::getDeviceAllocator(device_.type());
-  allocator->emptyCache();
-  allocator->resetPeakStats(device_.index());
+}
+
+DeviceMeter DeviceMemory::meter() {
+  return [this] {
+    const DeviceUse use{now_bytes(), peak_of_allocator()};
+    peak_before_ = std::max(peak_before_, use.peak_bytes);
+    reset_allocator();
+    return use;
+  };
 }
 
 }  // namespace ebb

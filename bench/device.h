@@ -5,6 +5,8 @@
 
 #include <c10/core/Device.h>
 
+#include "offload/device_meter.h"
+
 namespace ebb {
 
 // "auto" (a GPU if there is one, else the CPU), "cpu", "cuda" or "cuda:N". Throws std::invalid_argument for another
@@ -33,8 +35,15 @@ class DeviceMemory {
   // Gives cached memory back to the device and starts a new peak at the present level.
   void reset();
 
+  // For Options::device_meter: what that asks does not end this peak. This must outlive it.
+  [[nodiscard]] DeviceMeter meter();
+
  private:
+  [[nodiscard]] std::uint64_t peak_of_allocator() const;
+  void reset_allocator();
+
   c10::Device device_;
+  std::uint64_t peak_before_ = 0;  // that the meter was told of
 };
 
 }  // namespace ebb

@@ -85,8 +85,42 @@ nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& 
   return equal;
 }
 
+void add_plan(nlohmann::json& result, const PlanReport& plan) {
+  result["budget_bytes"] = plan.budget_bytes;
+  result["fits"] = plan.fits;
+  result["predicted_ms"] = plan.predicted.step_ms;
+  result["predicted_none_ms"] = plan.all_kept_ms;
+  result["predicted_stalled_ms"] = plan.predicted.stalled_ms;
+  result["predicted_recompute_ms"] = plan.predicted.recompute_ms;
+  result["predicted_peak_bytes"] = plan.predicted.peak_bytes;
+  if (plan.actual) {
+    result["checked_ms"] = plan.actual->ms;
+    result["checked_peak_bytes"] = plan.actual->peak_bytes;
+  }
+}
+
+// All that the plan was made from, for studies of the planner.
+nlohmann::json record_json(const PlanReport& plan) {
+  nlohmann::json storages = nlohmann::json::array();
+  for (const StorageRecord& each : plan.record.storages) {
+    storages.push_back({each.bytes, each.saved_ms, each.idle_ms, each.needed_ms, each.released_ms,
+                        static_cast<int>(each.recompute), each.recompute_ms, each.inputs});
+  }
+  nlohmann::json other = nlohmann::json::array();
+  for (const StepRecord::Level& level : plan.record.other) {
+    other.push_back({level.ms, level.bytes});
+  }
+  return {{"storages", storages},
+          {"other", other},
+          {"backward_ms", plan.record.backward_ms},
+          {"end_ms", plan.record.end_ms},
+          {"out_bytes_per_ms", plan.rates.out_bytes_per_ms},
+          {"in_bytes_per_ms", plan.rates.in_bytes_per_ms},
+          {"ms_per_copy", plan.rates.ms_per_copy}};
+}
+
 nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const std::string& name,
-                       DeviceMemory& device_memory, c10::Device device) {
+                       const std::string& dtype, DeviceMemory& device_memory, c10::Device device) {
   const Options chosen = config_options(name, offload_options(options, device));
   Offloader offloader(chosen);
   Offloader* const used = chosen.enabled ? &offloader : nullptr;
@@ -132,6 +166,16 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"host_bytes", stats.pool.peak_bytes},
       {"host_capacity_bytes", stats.pool.capacity_bytes},
   };
+  if (const auto plan = offloader.plan_report()) {
+    add_plan(result, *plan);
+    if (!options.records.empty()) {
+      write_whole_file(options.records / (dtype + "_" + name + ".json"), record_json(*plan).dump());
+    }
+  }
+  if (options.peaks) {
+    result["steps_watched"] = *options.peaks;
+    result["largest_peak_bytes"] = largest_peak(workload, used, *options.peaks, device_memory, device);
+  }
   if (used != nullptr && options.steady) {
     const SteadyState steady = run_steadily(workload, offloader, *options.steady, device);
     result["steady"] = {{"steps", steady.steps},
@@ -176,8 +220,10 @@ int run(int argc, char** argv) {
   if (options.compare_only) {
     return compare(options, device);
   }
-  if (!options.trace.empty()) {
-    make_folder(options.trace);
+  for (const std::filesystem::path& folder : {options.trace, options.records}) {
+    if (!folder.empty()) {
+      make_folder(folder);
+    }
   }
   const StepShape shape = chosen_shape(options);
   bool all_equal = true;
@@ -185,7 +231,7 @@ int run(int argc, char** argv) {
     const nlohmann::json equal = compare_elsewhere(options, dtype);
     StepWorkload workload(shape, kDtypes.at(dtype), device);
     for (const std::string& name : options.configs) {
-      nlohmann::json result = measure(workload, options, name, device_memory, device);
+      nlohmann::json result = measure(workload, options, name, dtype, device_memory, device);
       if (!options.trace.empty() && name != "none") {
         trace_step(workload, options, name, dtype, device);
       }
@@ -194,6 +240,7 @@ int run(int argc, char** argv) {
       result["layers"] = layers(shape);
       result["device"] = device_name(device);
       result["gradients_equal"] = equal.at(name);
+      result["overhead"] = result.at("ratio_of_medians").get<double>() - 1;
       all_equal = all_equal && equal.at(name).get<bool>();
       rows.add(std::move(result));
     }

@@ -9,6 +9,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include "bench/bytes.h"
 #include "bench/device.h"
 #include "bench/device_clock.h"
 #include "offload/offloader.h"
@@ -47,6 +48,23 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
 }
 
+std::optional<std::string> after(const std::string& prefix, const std::string& name) {
+  return name.starts_with(prefix) ? std::optional(name.substr(prefix.size())) : std::nullopt;
+}
+
+std::optional<DeviceBudget> budget_of(const std::string& name) {
+  if (name == "least") {
+    return LeastMemory{};
+  }
+  if (const auto size = after("budget:", name)) {
+    return DeviceBytes{parse_bytes(*size)};
+  }
+  if (const auto fraction = after("slowdown:", name)) {
+    return Slowdown{std::stod(*fraction)};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Options config_options(const std::string& name, const Options& options) {
@@ -66,9 +84,13 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound, keep));
   } else if (name == "mix") {
     chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound));
+  } else if (const std::optional<DeviceBudget> budget = budget_of(name)) {
+    chosen.device_budget = budget;
+    chosen.device_budget_is_a_wish = true;
   } else if (name != "offload") {
     throw std::invalid_argument("unknown configuration \"" + name +
-                                "\": there are none, blocking, offload, lean, recompute, mix");
+                                "\": there are none, blocking, offload, lean, recompute, mix, budget:SIZE, "
+                                "slowdown:FRACTION, least");
   }
   return chosen;
 }
@@ -113,6 +135,16 @@ StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMe
   };
   workload.step(offloader, {.after_head = after_head});
   return result;
+}
+
+std::uint64_t largest_peak(StepWorkload& workload, Offloader* offloader, int steps, DeviceMemory& memory,
+                           c10::Device device) {
+  memory.reset();
+  for (int i = 0; i < steps; ++i) {
+    workload.step(offloader);
+  }
+  synchronize(device);
+  return memory.peak_bytes();
 }
 
 double gradient_norm(StepWorkload& workload, Offloader* offloader) {

@@ -17,7 +17,8 @@ class Offloader;
 // The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
 // in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they are), or "lean" (small
 // saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time),
-// "recompute" (what is memory-bound is recomputed, and the rest kept) or "mix" (the rest moves).
+// "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (the rest moves), or a plan for a budget:
+// "slowdown:0.02", "budget:12GB" (of all device memory) or "least".
 // Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
 
@@ -42,6 +43,10 @@ struct StepMemory {
 
 // `memory` must have been made before the workload.
 StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device);
+
+// The most device memory in any of so many steps. `memory` as above.
+std::uint64_t largest_peak(StepWorkload& workload, Offloader* offloader, int steps, DeviceMemory& memory,
+                           c10::Device device);
 
 // The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
 double gradient_norm(StepWorkload& workload, Offloader* offloader);

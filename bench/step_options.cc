@@ -12,18 +12,22 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
       ->capture_default_str();
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
-  app.add_option("--configs", options.configs)
-      ->check(CLI::IsMember({"none", "blocking", "offload", "lean", "recompute", "mix"}))
+  app.add_option("--configs", options.configs,
+                 "none, blocking, offload, lean, recompute, mix, budget:SIZE, slowdown:FRACTION or least")
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::PositiveNumber);
   app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
       ->check(CLI::PositiveNumber);
+  app.add_option("--peaks", options.peaks, "Steps of which to find the largest peak of device memory")
+      ->check(CLI::PositiveNumber);
   app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
   app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
   auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
   app.add_option("--trace", options.trace, "Write a Chrome trace of one step of each configuration into this folder")
+      ->type_name("FOLDER");
+  app.add_option("--records", options.records, "Write what each plan was made from into this folder")
       ->type_name("FOLDER");
   app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
       ->needs(out);

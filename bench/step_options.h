@@ -20,9 +20,11 @@ struct StepOptions {
   int warm_up = 3;
   int pairs = 10;
   std::optional<int> steady;  // not looked at unless given
+  std::optional<int> peaks;   // steps of which to look at the peak; none unless given
   bool compare_only = false;
   std::filesystem::path out;
-  std::filesystem::path trace;  // a folder; empty for no traces
+  std::filesystem::path trace;    // a folder; empty for no traces
+  std::filesystem::path records;  // the same for what plans were made from
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
 };

@@ -13,6 +13,7 @@
 #include "offload/log.h"
 #include "offload/put_off.h"
 #include "offload/recipe.h"
+#include "offload/step_recorder.h"
 #include "streams/checked_tier.h"
 #include "streams/system_memory.h"
 
@@ -26,16 +27,39 @@ constexpr std::uint64_t kShareOfStep = 12;
 constexpr std::uint64_t kShareOfStepThatWaits = 6;
 constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
+DeviceMeter meter(const Options& options, const Tier& tier) {
+  return options.device_meter || !tier.device().is_cuda() ? options.device_meter : cuda_meter(tier.device());
+}
+
+// What a recipe takes, as far as it is of the same recorded step.
+std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const Recipe* recipe) {
+  std::vector<std::uint32_t> inputs;
+  if (recipe != nullptr) {
+    for (const auto& input : recipe->inputs()) {
+      const SavedStorage* const storage = input == nullptr ? nullptr : input->storage();
+      if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
+        inputs.push_back(*index);
+      }
+    }
+  }
+  return inputs;
+}
+
 std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
 
 }  // namespace
 
-Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
+Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace, std::shared_ptr<Planned> planned)
     : options_(std::move(options)),
       tier_(checked(std::move(tier))),
       trace_(std::move(trace)),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
       account_(std::make_shared<DeviceAccount>(options_.record_timeline)),
+      planning_(planned == nullptr
+                    ? nullptr
+                    : std::make_unique<Planning>(
+                          std::move(planned), tier_, account_, meter(options_, *tier_),
+                          options_.device_budget_is_a_wish ? Planning::Unmet::kWarn : Planning::Unmet::kThrow)),
       exclusions_(tier_->device()),
       policy_needs_operation_(options_.policy->needs_operation()),
       policy_needs_recompute_(options_.policy->needs_recompute()),
@@ -81,8 +105,39 @@ std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
 }
 
 bool Core::backward_begins(Tape& tape) {
-  return std::ranges::none_of(tapes(std::this_thread::get_id()), &Tape::in_use) &&
-         stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
+  if (!std::ranges::none_of(tapes(std::this_thread::get_id()), &Tape::in_use)) {
+    return false;
+  }
+  if (planning_ != nullptr) {
+    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+    if (recorder != nullptr) {
+      recorder->backward_begins();
+    }
+    const std::shared_ptr<const Plan> plan = tape.plan();
+    if (plan != nullptr) {
+      const StepRecorder::Detour detour(recorder.get());
+      stash_.shrink_to(plan->room.stash.in_backward);
+    }
+    return plan != nullptr;
+  }
+  return stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
+}
+
+void Core::backward_is_over(Tape& tape) {
+  if (planning_ != nullptr) {
+    const std::lock_guard lock(policy_mutex_);
+    planning_->backward_over(tape);
+  }
+}
+
+std::optional<PlanReport> Core::plan_report() {
+  const std::lock_guard lock(policy_mutex_);
+  return planning_ == nullptr ? std::nullopt : planning_->report();
+}
+
+std::string Core::explain() {
+  const std::lock_guard lock(policy_mutex_);
+  return planning_ == nullptr ? "no plan: Options::device_budget is not set\n" : planning_->explain();
 }
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
@@ -132,13 +187,14 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
   const std::uint64_t bytes = saved->bytes();
   std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
-  const Decision decision = decide(tensor, tape, recipe.get());
+  const Decision decision = decide(tensor, *saved, tape, recipe.get());
   if (decision == Decision::kRecompute && recipe != nullptr) {
     count_dropped(bytes);
     saved->drop(std::move(recipe));
     return;
   }
   if (decision != Decision::kOffload) {
+    saved->stays();
     count_kept(Kept::kPolicy, bytes);
     return;
   }
@@ -146,18 +202,20 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   std::optional<Block> block = tier_->try_acquire(bytes);
   warn_if_host_memory_is_short(/*refused=*/!block);
   if (!block) {
+    saved->stays();
     count_kept(Kept::kNoRoom, bytes);
     return;
   }
   if (start == Start::kNow) {
     saved->send_out(*std::move(block), tier_->current_stream());
   } else {
+    saved->stays();
     saved->send_out_later(*std::move(block), tier_->current_stream());
     PutOff::of_this_thread().add(saved);
   }
 }
 
-Decision Core::decide(const at::Tensor& tensor, Tape& tape, const Recipe* recipe) {
+Decision Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -176,8 +234,31 @@ Decision Core::decide(const at::Tensor& tensor, Tape& tape, const Recipe* recipe
     }
     options_.policy->begin_step();
     ++counters_.steps;
+    if (planning_ != nullptr) {
+      planning_->step_begun(tape);
+    }
   }
-  return options_.policy->decide(candidate);
+  const Decision decision = options_.policy->decide(candidate);
+  if (planning_ != nullptr) {
+    planning_->decided(tape);
+    enter_step(tensor, saved, tape, recipe, candidate);
+  }
+  return decision;
+}
+
+void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
+                      const Candidate& candidate) {
+  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+  std::uint32_t index = 0;
+  if (recorder != nullptr) {
+    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe));
+  }
+  const auto ordinal = static_cast<std::uint32_t>(candidate.ordinal);
+  saved.enter_step(ordinal, recorder, index);
+  if (tape.plan() != nullptr) {
+    const StepRecorder::Detour detour(recorder.get());
+    stash_.shrink_to(stash_limit(tape, ordinal));
+  }
 }
 
 void Core::check_window(std::uint64_t bytes) const {
@@ -204,9 +285,22 @@ void Core::warn_if_host_memory_is_short(bool refused) {
               (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
 }
 
-std::uint64_t Core::stash_limit() const { return options_.stash_bytes.value_or(automatic_limit(kShareOfStep)); }
+std::uint64_t Core::stash_limit() const {
+  return planning_ != nullptr ? 0 : options_.stash_bytes.value_or(automatic_limit(kShareOfStep));
+}
+
+std::uint64_t Core::stash_limit(Tape& tape, std::uint32_t ordinal) const {
+  if (planning_ == nullptr) {
+    return stash_limit();
+  }
+  const std::shared_ptr<const Plan> plan = tape.plan();
+  return plan == nullptr || ordinal >= plan->room.stash.after_save.size() ? 0 : plan->room.stash.after_save[ordinal];
+}
 
 std::uint64_t Core::window_limit() const {
+  if (planning_ != nullptr) {  // steps without a plan take the least memory: one storage at a time
+    return 0;
+  }
   return options_.window_bytes.value_or(
       automatic_limit(stall_watch_.steps_wait() ? kShareOfStepThatWaits : kShareOfStep));
 }
@@ -222,7 +316,7 @@ c10::DataPtr Core::counted(c10::DataPtr memory, std::size_t bytes) {
   };
   void* const data = memory.get();
   const c10::Device device = memory.device();
-  auto* const counted = new Counted{hold_on_device(bytes), std::move(memory)};
+  auto* const counted = new Counted{{account_, bytes}, std::move(memory)};
   return {data, counted, [](void* context) { delete static_cast<Counted*>(context); }, device};
 }
 

@@ -16,6 +16,7 @@
 #include "offload/gauge.h"
 #include "offload/options.h"
 #include "offload/order_book.h"
+#include "offload/planning.h"
 #include "offload/saved_storage.h"
 #include "offload/stall_watch.h"
 #include "offload/stash.h"
@@ -34,8 +35,9 @@ namespace ebb {
 class Core : public std::enable_shared_from_this<Core> {
  public:
   // `options` must be valid, with device and policy filled in.
-  // `trace`: as it was given to the tier; null for none.
-  Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr);
+  // `trace`: as it was given to the tier; null for none. `planned`: Options::policy, where a budget is set; else null.
+  Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr,
+       std::shared_ptr<Planned> planned = nullptr);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -59,14 +61,23 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] bool backward_begins(Tape& tape);
   void guessed_wrong() { stall_watch_.guessed_wrong(); }
 
+  // It is over.
+  void backward_is_over(Tape& tape);
+
+  [[nodiscard]] std::string explain();
+  [[nodiscard]] std::optional<PlanReport> plan_report();
+
   // Whether sources that are kept for backward take no room in the window. Not if the user has set that.
   [[nodiscard]] bool sources_beside_window() const { return !options_.window_bytes && stall_watch_.steps_wait(); }
 
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(Kept reason, const at::Tensor& tensor);
 
-  // Counts bytes as held on the device until the result is destroyed, which may be after this.
-  [[nodiscard]] DeviceAccount::Held hold_on_device(std::uint64_t bytes) { return {account_, bytes}; }
+  // Counts bytes of a save that is passed through as held on the device until the result is destroyed, which may be
+  // after this.
+  [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
+    return {account_, bytes, DeviceAccount::Held::What::kPassedThrough};
+  }
 
   // Count storages, once it is certain what becomes of them.
   void count_offloaded(std::uint64_t bytes);
@@ -97,12 +108,16 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Gauge& window() { return window_; }
   [[nodiscard]] Gauge& retained() { return retained_; }  // sources that are kept for backward, bounded as the stash
   [[nodiscard]] Gauge& on_device() { return account_->held; }
+  [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
   [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
   [[nodiscard]] std::vector<TraceSpan> take_trace();
   [[nodiscard]] Timeline& timeline() { return account_->timeline; }
   [[nodiscard]] std::uint64_t stash_limit() const;
+
+  // The same after the save of a step's storage: as its plan has it.
+  [[nodiscard]] std::uint64_t stash_limit(Tape& tape, std::uint32_t ordinal) const;
   [[nodiscard]] std::uint64_t window_limit() const;
 
   [[nodiscard]] Stats stats();
@@ -112,7 +127,9 @@ class Core : public std::enable_shared_from_this<Core> {
   // Those that live, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<Tape>> tapes(std::optional<std::thread::id> made_on = std::nullopt);
 
-  Decision decide(const at::Tensor& tensor, Tape& tape, const Recipe* recipe);
+  Decision decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe);
+  void enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
+                  const Candidate& candidate);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short(bool refused);
@@ -131,6 +148,7 @@ class Core : public std::enable_shared_from_this<Core> {
   const std::shared_ptr<DeviceAccount> account_;
   Gauge window_;
   Gauge retained_;
+  const std::unique_ptr<Planning> planning_;  // null without a budget
   StallWatch stall_watch_;
   Exclusions exclusions_;
   StorageTable table_;

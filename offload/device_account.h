@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -14,21 +15,34 @@ namespace ebb {
 struct DeviceAccount {
   explicit DeviceAccount(bool record_timeline) : held(record_timeline ? &timeline : nullptr) {}
 
+  // Of that, storages that may leave the device: without saves that are passed through.
+  [[nodiscard]] std::uint64_t storages_bytes() const {
+    const std::uint64_t passed = passed_through.now_bytes();
+    return std::max(held.now_bytes(), passed) - passed;
+  }
+
   // A lease that keeps what it counts in.
   class Held {
    public:
-    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes)
-        : account_(std::move(account)), lease_(account_->held.hold(bytes)) {}
+    enum class What : bool { kStorage, kPassedThrough };
+    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes, What what = What::kStorage)
+        : account_(std::move(account)), lease_(account_->held.hold(bytes)) {
+      if (what == What::kPassedThrough) {
+        passed_through_ = account_->passed_through.hold(bytes);
+      }
+    }
     Held(Held&&) = default;
     Held& operator=(Held&&) = delete;  // would let go of the account before the lease
 
    private:
     std::shared_ptr<DeviceAccount> account_;  // destroyed last
     Gauge::Lease lease_;
+    Gauge::Lease passed_through_;
   };
 
   Timeline timeline;
   Gauge held;
+  Gauge passed_through;
 };
 
 }  // namespace ebb

@@ -39,8 +39,9 @@ void EarlyFetch::start() {
   }
   core->tier().flush();
   core_ = std::move(core);
-  if (!tape->in_use() && !tape->tried_early() && core_->backward_begins(*tape)) {
-    tape_ = std::move(tape);
+  tape_ = std::move(tape);
+  if (!tape_->in_use() && !tape_->tried_early() && core_->backward_begins(*tape_)) {
+    fetched_ = true;
     tape_->fetch_early(core_->tier().current_stream());
     core_->tier().flush();
   }
@@ -50,13 +51,18 @@ EarlyFetch::~EarlyFetch() {
   if (core_ == nullptr || core_->forked()) {
     return;
   }
-  if (tape_ != nullptr && !tape_->in_use()) {
+  if (fetched_ && !tape_->in_use()) {
     try {
       core_->guessed_wrong();
       tape_->drop_guesses();
     } catch (...) {
       log_warning("what was fetched for another graph stays on the device until that is used or dropped");
     }
+  }
+  try {
+    core_->backward_is_over(*tape_);
+  } catch (...) {
+    log_warning("a step could not be recorded; the next one is");
   }
   core_->tier().flush();
 }

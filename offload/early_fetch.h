@@ -27,7 +27,8 @@ class EarlyFetch {
   void start();
 
   std::shared_ptr<Core> core_;  // null unless the thread has saves that backward may use
-  std::shared_ptr<Tape> tape_;  // null unless copies may have been started
+  std::shared_ptr<Tape> tape_;  // as core_
+  bool fetched_ = false;        // copies may have been started
 };
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <utility>
+#include <variant>
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -9,7 +10,9 @@
 
 #include "offload/core.h"
 #include "offload/engine.h"
+#include "offload/planning.h"
 #include "policy/minimum_size.h"
+#include "policy/planned.h"
 #include "streams/disk_tier.h"
 #include "streams/pinned_tier.h"
 #include "streams/process_mark.h"
@@ -62,15 +65,38 @@ std::shared_ptr<Trace> make_trace(const Options& options) {
   return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
 }
 
+struct GoalOf {
+  c10::Device device;
+
+  Goal operator()(const ShareOfFree& budget) const {
+    if (!device.is_cuda()) {
+      throw std::invalid_argument(
+          "ebb: Options::device_budget is a share of what is free, which is not known of the CPU; name bytes");
+    }
+    const DeviceRoom room = cuda_room(device);
+    return DeviceBytes{room.in_use_bytes +
+                       static_cast<std::uint64_t>(budget.share * static_cast<double>(room.free_bytes))};
+  }
+  Goal operator()(const DeviceBytes& budget) const { return budget; }
+  Goal operator()(const Slowdown& budget) const { return budget; }
+  Goal operator()(const LeastMemory& budget) const { return budget; }
+};
+
 std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
   if (!options.enabled) {
     return nullptr;
   }
-  if (options.policy == nullptr) {
+  std::shared_ptr<Planned> planned;
+  if (options.device_budget) {
+    planned = std::make_shared<Planned>(std::visit(GoalOf{tier->device()}, *options.device_budget),
+                                        options.capacity_bytes.value_or(kUnlimited), measure_link(*tier),
+                                        options.planned_minimum_bytes);
+    options.policy = planned;
+  } else if (options.policy == nullptr) {
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
   install_engine();
-  return make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace));
+  return make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
 }
 
 Options resolved(Options options) {
@@ -124,6 +150,16 @@ void Offloader::drain() {
 Stats Offloader::stats() const {
   const auto& core = this->core();
   return core == nullptr ? Stats{} : core->stats();
+}
+
+std::string Offloader::explain() const {
+  const auto& core = this->core();
+  return core == nullptr ? "no plan: ebb is switched off\n" : core->explain();
+}
+
+std::optional<PlanReport> Offloader::plan_report() const {
+  const auto& core = this->core();
+  return core == nullptr ? std::nullopt : core->plan_report();
 }
 
 void Offloader::reset_stats() {

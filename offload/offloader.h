@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "offload/options.h"
+#include "offload/plan_report.h"
 #include "offload/stats.h"
 #include "offload/timeline_sample.h"
 #include "streams/trace_span.h"
@@ -52,6 +55,13 @@ class Offloader {
   void drain();
 
   [[nodiscard]] Stats stats() const;
+
+  // With Options::device_budget, a table of the plan that was made or followed last: what becomes of the storages of
+  // each operation and why, and the predicted peak and time beside the actual ones, once a step has been measured.
+  [[nodiscard]] std::string explain() const;
+
+  // The same in figures; nullopt where there is no plan yet.
+  [[nodiscard]] std::optional<PlanReport> plan_report() const;
 
   // Sets all counts to zero and all peaks but the pool's to the present levels.
   void reset_stats();

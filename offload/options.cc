@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <variant>
 
 #include "offload/log.h"
 #include "streams/spill_folder.h"
@@ -24,6 +25,35 @@ void check_size(const char* name, const std::optional<std::uint64_t>& bytes) {
   const std::string value = *bytes == 0 ? "0" : std::to_string(static_cast<std::int64_t>(*bytes));
   throw std::invalid_argument("ebb: Options::" + std::string(name) + " is " + value +
                               " bytes; it must be positive, or nullopt to let ebb choose");
+}
+
+struct BudgetFault {
+  std::string operator()(const DeviceBytes& budget) const { return budget.bytes == 0 ? "0 bytes" : ""; }
+  std::string operator()(const ShareOfFree& budget) const {
+    return budget.share > 0 && budget.share <= 1 ? "" : "a share of " + std::to_string(budget.share);
+  }
+  std::string operator()(const Slowdown& budget) const {
+    return budget.fraction >= 0 ? "" : "a slowdown of " + std::to_string(budget.fraction);
+  }
+  std::string operator()(const LeastMemory& /*budget*/) const { return ""; }
+};
+
+void check_budget(const Options& options) {
+  if (!options.device_budget) {
+    return;
+  }
+  if (const std::string fault = std::visit(BudgetFault(), *options.device_budget); !fault.empty()) {
+    throw std::invalid_argument("ebb: Options::device_budget is " + fault +
+                                "; it must be positive bytes, a share in (0, 1] or a slowdown of at least 0");
+  }
+  const char* const other = options.policy != nullptr ? "policy"
+                            : options.stash_bytes     ? "stash_bytes"
+                            : options.window_bytes    ? "window_bytes"
+                                                      : nullptr;
+  if (other != nullptr) {
+    throw std::invalid_argument(std::string("ebb: Options::device_budget and Options::") + other +
+                                " are both set; with a budget, its plan decides that");
+  }
 }
 
 // Whether the fault is this process's and not the folder's.
@@ -67,6 +97,8 @@ void validate(const Options& options) {
     throw std::invalid_argument("ebb: Options::host_memory_warning is " + std::to_string(options.host_memory_warning) +
                                 "; it must be a fraction in (0, 1]");
   }
+  check_size("planned_minimum_bytes", options.planned_minimum_bytes);
+  check_budget(options);
   if (options.device && !options.device->is_cpu() && !options.device->is_cuda()) {
     throw std::invalid_argument("ebb: Options::device is " + options.device->str() +
                                 "; it must be a CUDA device or the CPU");

@@ -7,6 +7,9 @@
 
 #include <c10/core/Device.h>
 
+#include "offload/device_meter.h"
+#include "policy/budget.h"
+#include "policy/minimum_size.h"
 #include "policy/policy.h"
 
 namespace ebb {
@@ -37,6 +40,23 @@ struct Options {
 
   // What leaves the device. nullptr: minimum_size(1 MiB) (policy/minimum_size.h has the measurement behind it).
   std::shared_ptr<Policy> policy = nullptr;
+
+  // Have a plan decide, instead of `policy`, what stays on the device, what is moved and what is recomputed: one that
+  // is made from the first steps, in which everything is moved or recomputed (docs/planning.md). Stash and window are
+  // then the plan's affair too. DeviceBytes{n}, ShareOfFree{0.9} (GPU only), Slowdown{0.02} or LeastMemory{}. A budget
+  // that is too small is an error in the step after those, which names the least that can be reached.
+  std::optional<DeviceBudget> device_budget = std::nullopt;
+
+  // Smaller storages stay where they are, and are other memory to the plan.
+  std::uint64_t planned_minimum_bytes = kDefaultMinimumBytes;
+
+  // A warning instead of that error, and as little memory as can be.
+  bool device_budget_is_a_wish = false;
+
+  // What a budget is compared with, asked in the steps from which a plan is made and in one that checks it. Empty: on a
+  // GPU LibTorch's allocator, whose peak (resetPeakStats) is set back each time; on the CPU, where LibTorch does not
+  // count, a budget is for saved storages alone.
+  DeviceMeter device_meter = {};
 
   // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
   // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of the largest.

@@ -54,6 +54,9 @@ class Recipe {
   [[nodiscard]] Recompute cost() const { return cost_; }
   [[nodiscard]] int depth() const { return depth_; }
 
+  // What it takes; null where it takes nothing in that place.
+  [[nodiscard]] const Inputs& inputs() const { return inputs_; }
+
   // The bytes, made by work on the calling thread's current stream.
   // Throws what getting an input throws, and what the operation does, c10::OutOfMemoryError among it; it may then be
   // called again.

@@ -31,7 +31,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   if (const std::optional<Kept> reason = core.passed_through(tensor)) {
     core.count_kept(*reason, tensor);
     if (reason == Kept::kPolicy) {
-      held_.emplace(core.hold_on_device(tensor.storage().nbytes()));
+      held_.emplace(core.hold_passed_through(tensor.storage().nbytes()));
     }
     // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
     const bool whole = tensor.is_leaf() || is_view_of_leaf_from_before(tensor);

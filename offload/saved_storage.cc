@@ -7,6 +7,7 @@
 #include "offload/core.h"
 #include "offload/log.h"
 #include "offload/recipe.h"
+#include "offload/step_recorder.h"
 #include "offload/tape.h"
 #include "streams/checked_tier.h"
 
@@ -36,7 +37,7 @@ SavedStorage::Use::~Use() {
 c10::Storage SavedStorage::Use::get() {
   storage_->core_->check_process();
   const HostRange range(storage_->core_->trace(), "unpack", storage_->bytes_);
-  return storage_->get(*this);
+  return storage_->get_recorded(*this);
 }
 
 SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
@@ -58,10 +59,31 @@ SavedStorage::~SavedStorage() {
   }
   core_->forget(*this);
   core_->stash().sweep();
+  if (recorder_ != nullptr) {
+    recorder_->released(index_in_record_);
+  }
   tape_->ended();
 }
 
+void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
+                              std::uint32_t index_in_record) {
+  ordinal_ = ordinal;
+  recorder_ = std::move(recorder);
+  index_in_record_ = index_in_record;
+}
+
+void SavedStorage::stays() {
+  if (recorder_ != nullptr) {
+    recorder_->kept(index_in_record_);
+  }
+}
+
+std::optional<std::uint32_t> SavedStorage::index_in(const StepRecorder& recorder) const {
+  return recorder_.get() == &recorder ? std::optional(index_in_record_) : std::nullopt;
+}
+
 void SavedStorage::send_out(Block block, c10::Stream stream) {
+  const StepRecorder::Detour detour(recorder_.get());
   Tier& tier = core_->tier();
   std::unique_lock lock(mutex_);
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
@@ -75,14 +97,14 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   state_ = State::kAway;
   c10::Storage source = std::exchange(kept_, {});
   std::shared_ptr<Gauge::Lease> on_device = std::exchange(on_device_, nullptr);
-  position_ = tape_->append(weak_from_this(), bytes_, stream);
+  position_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_);
   const Ticket left = left_;
   lock.unlock();
   core_->count_offloaded(bytes_);
   if (!in_force(WaitPoint::kSourceInStash)) {
     return;
   }
-  core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit());
+  core_->stash().hold(std::move(source), std::move(on_device), left, stream, core_->stash_limit(*tape_, ordinal_));
 }
 
 void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {
@@ -129,6 +151,17 @@ void SavedStorage::send_out_now() noexcept {
     }
   }
   core_->count_kept(Kept::kPutOff, bytes_);
+}
+
+c10::Storage SavedStorage::get_recorded(Use& use) {
+  if (recorder_ == nullptr) {
+    return get(use);
+  }
+  if (!Recipe::runs_here()) {
+    recorder_->needed(index_in_record_);
+  }
+  const StepRecorder::Detour detour(recorder_.get());
+  return get(use);
 }
 
 c10::Storage SavedStorage::get(Use& use) {
@@ -204,7 +237,11 @@ c10::Storage SavedStorage::recompute(c10::Stream stream) {
     }
   }
   const HostRange range(core_->trace(), "recompute", bytes_);
-  c10::Storage storage = recipe_->run();
+  c10::Storage storage;
+  {
+    const StepRecorder::Detour detour(recorder_.get(), index_in_record_);
+    storage = recipe_->run();
+  }
   storage.set_data_ptr_noswap(core_->counted(std::move(storage.mutable_data_ptr()), bytes_));
   core_->counters().recomputed.add(bytes_);
   auto made = std::make_shared<Fetched>(core_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
@@ -233,7 +270,19 @@ c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
   }
 }
 
-bool SavedStorage::fetch_ahead() {
+// Room for a fetch of so many bytes more on the device.
+bool SavedStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
+  if (!held_bytes) {
+    return core_->window().try_hold(bytes_, core_->window_limit(), room);
+  }
+  if (core_->storages_on_device() + bytes > *held_bytes) {
+    return false;
+  }
+  room = core_->window().hold(bytes_);
+  return true;
+}
+
+bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
   const std::lock_guard lock(mutex_);
   if (state_ != State::kAway) {
     return true;
@@ -242,17 +291,17 @@ bool SavedStorage::fetch_ahead() {
   if (std::optional<c10::Storage> source = live_source()) {
     // Where steps wait for copies, what the stash still has takes no room in the window: it would fill it, and no copy
     // would start.
-    const bool beside_window = core_->sources_beside_window();
+    const bool beside_window = !held_bytes && core_->sources_beside_window();
     Gauge::Lease room;
     if (beside_window ? !core_->retained().try_hold(bytes_, core_->stash_limit(), room)
-                      : !core_->window().try_hold(bytes_, core_->window_limit(), room)) {
+                      : !take_room(0, held_bytes, room)) {
       return beside_window;  // somebody else has it: perhaps for long enough
     }
     back_ =
         std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(), std::move(room));
   } else {
     Gauge::Lease window;
-    if (!core_->window().try_hold(bytes_, core_->window_limit(), window)) {
+    if (!take_room(bytes_, held_bytes, window)) {
       return false;
     }
     try {

@@ -19,6 +19,7 @@ namespace ebb {
 
 class Core;
 class Recipe;
+class StepRecorder;
 class Tape;
 
 // The bytes that one or more saves share, in one version, and where they are. Lives as long as the saves.
@@ -70,6 +71,15 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
+  // Its place among the step's candidates, and what the step is recorded by, or null. Before anything else is called.
+  void enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder, std::uint32_t index_in_record);
+
+  // It is not sent out, nor dropped, for now.
+  void stays();
+
+  // Where it is in that record; nullopt if it is not recorded, or by another one.
+  [[nodiscard]] std::optional<std::uint32_t> index_in(const StepRecorder& recorder) const;
+
   // Only to compare: the storage itself may be gone.
   [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
 
@@ -95,8 +105,9 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
 
   // kAway -> kBack, if the window has room: starts the copy in before anybody asks, or keeps the source where that is
   // still there (beside the window, if Core::sources_beside_window: as many bytes as the stash may have). False: no
-  // room, or the copy cannot start; it is tried again when somebody asks.
-  bool fetch_ahead();
+  // room, or the copy cannot start; it is tried again when somebody asks. `held_bytes`: with a plan, the most that ebb
+  // may then hold on the device, instead of the window.
+  bool fetch_ahead(std::optional<std::uint64_t> held_bytes);
 
   // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead.
   void drop_guess();
@@ -110,6 +121,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   };
 
   c10::Storage get(Use& use);
+  c10::Storage get_recorded(Use& use);
+  [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
   c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
   std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
@@ -126,6 +139,9 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
   const c10::VariableVersion version_;  // kept alive for VersionId
+  std::uint32_t ordinal_ = 0;           // as the next two, written before anybody else knows of this
+  std::uint32_t index_in_record_ = 0;
+  std::shared_ptr<StepRecorder> recorder_;
 
   std::mutex recompute_mutex_;  // taken before mutex_; held while the recipe runs
 

@@ -36,6 +36,9 @@ class SavedTensor {
   // As `get`, but where the bytes may be elsewhere the tensor has none.
   [[nodiscard]] const at::Tensor& shape() const { return tensor_; }
 
+  // Where the bytes are, if they may be elsewhere; else null.
+  [[nodiscard]] SavedStorage* storage() const { return use_ ? use_->storage().get() : nullptr; }
+
   // How many recipes have to be run one inside the other to have the bytes.
   [[nodiscard]] int recipe_depth() const;
 

@@ -34,6 +34,10 @@ class Stash {
   // Lets go of the oldest sources whose copies are done. Never waits.
   void sweep() noexcept;
 
+  // Makes the owning streams wait for the oldest copies, and lets go of their sources, until the rest are within the
+  // limit.
+  void shrink_to(std::uint64_t limit_bytes) noexcept;
+
   // Makes the owning streams wait for all copies and lets go of everything.
   void drain() noexcept;
 
@@ -48,8 +52,6 @@ class Stash {
     Ticket left;
     c10::Stream stream;
   };
-
-  void shrink_to(std::uint64_t limit_bytes) noexcept;
 
   Tier& tier_;
   Gauge gauge_;

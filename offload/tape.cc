@@ -30,6 +30,10 @@ void Tape::ended() {
     saved_bytes_ = 0;
     largest_bytes_ = 0;
     storages_.clear();
+    ordinals_.clear();
+    recorder_ = nullptr;
+    plan_ = nullptr;
+    held_bytes_.clear();
     used_.clear();
     signature_ = 0;
     order_.clear();
@@ -40,8 +44,30 @@ void Tape::ended() {
   }
 }
 
-std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream) {
+void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
   const std::lock_guard lock(mutex_);
+  recorder_ = std::move(recorder);
+}
+
+void Tape::follow(std::shared_ptr<const Plan> plan) {
+  const std::lock_guard lock(mutex_);
+  plan_ = std::move(plan);
+}
+
+std::shared_ptr<StepRecorder> Tape::recorder() {
+  const std::lock_guard lock(mutex_);
+  return recorder_;
+}
+
+std::shared_ptr<const Plan> Tape::plan() {
+  const std::lock_guard lock(mutex_);
+  return plan_;
+}
+
+std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
+                         std::uint32_t ordinal) {
+  const std::lock_guard lock(mutex_);
+  ordinals_.push_back(ordinal);
   last_stream_ = stream;
   storages_.push_back(std::move(storage));
   used_.push_back(false);
@@ -93,7 +119,7 @@ void Tape::begin_use_locked() {
 
 void Tape::recall_order_locked() {
   const std::size_t count = storages_.size();
-  order_ = book_->recall(signature_, count);
+  order_ = plan_ == nullptr ? book_->recall(signature_, count) : planned_order_locked();
   rank_.resize(count);
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     rank_[order_[rank]] = rank;
@@ -101,16 +127,53 @@ void Tape::recall_order_locked() {
   fetched_to_ = 0;
 }
 
+// As the plan has it; what is not in it, last.
+std::vector<std::uint32_t> Tape::planned_order_locked() {
+  constexpr std::uint32_t kNone = 0xFFFFFFFF;
+  std::vector<std::uint32_t> position_of(plan_->decisions.size(), kNone);
+  std::vector<bool> listed(storages_.size(), false);
+  for (std::uint32_t position = 0; position < ordinals_.size(); ++position) {
+    if (ordinals_[position] < position_of.size()) {
+      position_of[ordinals_[position]] = position;
+    }
+  }
+  std::vector<std::uint32_t> order;
+  held_bytes_.clear();
+  for (const Room::CopyIn& copy : plan_->room.copies_in) {
+    if (const std::uint32_t position = position_of[copy.storage]; position != kNone) {
+      listed[position] = true;
+      order.push_back(position);
+      held_bytes_.push_back(copy.held_bytes);
+    }
+  }
+  for (std::size_t position = listed.size(); position-- > 0;) {
+    if (!listed[position]) {
+      order.push_back(static_cast<std::uint32_t>(position));
+      held_bytes_.push_back(0);
+    }
+  }
+  return order;
+}
+
+// What ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
+std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) const {
+  if (held_bytes_.empty()) {
+    return std::nullopt;
+  }
+  const auto first = held_bytes_.begin() + static_cast<std::ptrdiff_t>(std::min(cursor_, rank));
+  return *std::min_element(first, held_bytes_.begin() + static_cast<std::ptrdiff_t>(rank) + 1);
+}
+
 bool Tape::order_is_known() {
   const std::lock_guard lock(mutex_);
-  return book_->knows(signature_);
+  return plan_ != nullptr || book_->knows(signature_);
 }
 
 void Tape::fetch_early(c10::Stream stream) {
   tried_early_ = true;
   {
     const std::lock_guard lock(mutex_);
-    if (in_use_ || last_stream_ != stream || !book_->knows(signature_)) {
+    if (in_use_ || last_stream_ != stream || (plan_ == nullptr && !book_->knows(signature_))) {
       return;
     }
     recall_order_locked();
@@ -127,6 +190,7 @@ bool Tape::fetch_ahead() {
   while (true) {
     std::shared_ptr<SavedStorage> next;
     std::size_t rank = 0;
+    std::optional<std::uint64_t> held_bytes;
     {
       const std::lock_guard lock(mutex_);
       for (rank = std::max(cursor_, fetched_to_); rank < order_.size() && next == nullptr; ++rank) {
@@ -135,12 +199,15 @@ bool Tape::fetch_ahead() {
         }
       }
       fetched_to_ = next == nullptr ? rank : rank - 1;
+      if (next != nullptr) {
+        held_bytes = held_bytes_locked(rank - 1);
+      }
     }
     if (next == nullptr) {
       return true;
     }
     asked.push_back(next);
-    if (!next->fetch_ahead()) {
+    if (!next->fetch_ahead(held_bytes)) {
       return false;
     }
     const std::lock_guard lock(mutex_);

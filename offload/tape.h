@@ -10,10 +10,13 @@
 
 #include <c10/core/Stream.h>
 
+#include "policy/plan.h"
+
 namespace ebb {
 
 class OrderBook;
 class SavedStorage;
+class StepRecorder;
 
 // One step's storages that went away, in the order of saving, and the order in which backward is expected to want them:
 // that of the last step that saved the same sizes, or else the reverse of saving. The expectation only decides what is
@@ -41,8 +44,16 @@ class Tape {
   // the order learned from the steps that are.
   void ended();
 
-  // Adds a storage that went away; `stream`: on which it was saved. Returns its position.
-  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream);
+  // Adds a storage that went away; `stream`: on which it was saved; `ordinal`: as Candidate::ordinal. Returns its
+  // position.
+  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
+                     std::uint32_t ordinal);
+
+  // What the step is recorded by, and the plan that it follows from now on; null for none.
+  void record_by(std::shared_ptr<StepRecorder> recorder);
+  void follow(std::shared_ptr<const Plan> plan);
+  [[nodiscard]] std::shared_ptr<StepRecorder> recorder();
+  [[nodiscard]] std::shared_ptr<const Plan> plan();
 
   // Backward has begun: it has asked for something that this step saved.
   void begin_use();
@@ -71,6 +82,8 @@ class Tape {
  private:
   void begin_use_locked();
   void recall_order_locked();
+  [[nodiscard]] std::vector<std::uint32_t> planned_order_locked();
+  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const;
 
   const std::shared_ptr<OrderBook> book_;
   std::atomic<bool> in_use_{false};
@@ -84,11 +97,15 @@ class Tape {
   std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
   std::vector<std::weak_ptr<SavedStorage>> storages_;
+  std::vector<std::uint32_t> ordinals_;  // of `storages_`
+  std::shared_ptr<StepRecorder> recorder_;
+  std::shared_ptr<const Plan> plan_;
   std::optional<c10::Stream> last_stream_;  // on which something was saved
   std::vector<bool> used_;                  // in this pass over the graph
   std::uint64_t signature_ = 0;             // of the sizes, in order
   std::vector<std::uint32_t> order_;        // expected; fixed by the first use
   std::vector<std::uint32_t> rank_;         // of each position in `order_`
+  std::vector<std::uint64_t> held_bytes_;   // with a plan: for each of `order_`, Room::CopyIn::held_bytes
   std::vector<std::uint32_t> observed_;     // what the first pass really did
   bool first_pass_ = true;
   std::size_t fetched_to_ = 0;  // rank up to which everything unused has been fetched ahead

@@ -1,14 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
+#include "policy/budget.h"
 #include "policy/policy.h"
+#include "policy/room.h"
 
 namespace ebb {
-
-inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
 // What a plan must fit into.
 struct Limits {
@@ -38,6 +37,7 @@ struct Prediction {
 struct Plan {
   std::vector<Decision> decisions;
   Prediction predicted;
+  Room room;          // for copies: within Limits::device_bytes, or within the predicted peak where that is over
   bool fits = false;  // false: `predicted` is the least memory that was found, and over the limits
 };
 

@@ -13,6 +13,22 @@ constexpr std::size_t kMaxOpenRecords = 4;
 // Steps that are recorded for one that has strayed: it need not be each of them.
 constexpr int kPatience = 8;
 
+bool planned(const Planned::Known& known) { return known.plan != nullptr; }
+
+void scale_times(StepRecord& record, double factor) {
+  for (StorageRecord& storage : record.storages) {
+    for (double* const ms :
+         {&storage.saved_ms, &storage.idle_ms, &storage.needed_ms, &storage.released_ms, &storage.recompute_ms}) {
+      *ms *= factor;
+    }
+  }
+  for (StepRecord::Level& level : record.other) {
+    level.ms *= factor;
+  }
+  record.backward_ms *= factor;
+  record.end_ms *= factor;
+}
+
 // What takes the least memory.
 Decision safe(const Candidate& candidate) {
   return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
@@ -20,8 +36,8 @@ Decision safe(const Candidate& candidate) {
 
 }  // namespace
 
-Planned::Planned(const Limits& limits, const LinkRates& rates, std::uint64_t least_bytes)
-    : limits_(limits), rates_(rates), least_bytes_(least_bytes) {}
+Planned::Planned(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates, std::uint64_t least_bytes)
+    : goal_(goal), host_bytes_(host_bytes), rates_(rates), least_bytes_(least_bytes) {}
 
 void Planned::begin_step() {
   if (recording_ && learned_ != step_) {
@@ -53,7 +69,7 @@ Decision Planned::decide(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_) {
     return Decision::kKeep;
   }
-  seen_.push_back({candidate.bytes, std::string(candidate.operation), candidate.recompute});
+  seen_.push_back({candidate.bytes, std::string(candidate.operation)});
   if (recording_ || strayed_) {
     return safe(candidate);
   }
@@ -61,7 +77,8 @@ Decision Planned::decide(const Candidate& candidate) {
     strayed_ = true;
     return safe(candidate);
   }
-  return following_->plan.decisions[seen_.size() - 1];
+  const Decision planned = following_->plan->decisions[seen_.size() - 1];
+  return planned == Decision::kRecompute ? safe(candidate) : planned;
 }
 
 std::optional<std::uint64_t> Planned::recorded_step() const { return recording_ ? std::optional(step_) : std::nullopt; }
@@ -81,26 +98,45 @@ void Planned::learn(std::uint64_t step, const StepRecord& record) {
   auto known = std::find_if(known_.begin(), known_.end(),
                             [&](const Known& each) { return each.signature == recorded.mapped(); });
   if (known == known_.end()) {
-    known_.push_front({std::move(recorded.mapped()), 0, {}});
+    known_.push_front({std::move(recorded.mapped()), 0});
     known = known_.begin();
     if (known_.size() > kMaxPlans && &known_.back() != following_) {
       known_.pop_back();
     }
   }
+  known->record = record;
   if (++known->records >= kRecordedSteps) {
-    known->plan = make_plan(record, limits_, rates_);
+    known->plan = std::make_shared<Plan>(make_plan(record, goal_, host_bytes_, rates_));
   }
 }
 
-const Plan* Planned::plan() const { return following_ == nullptr ? nullptr : &following_->plan; }
-
-bool Planned::any_plan() const {
-  return std::any_of(known_.begin(), known_.end(), [](const Known& known) { return known.planned(); });
+void Planned::correct(const std::shared_ptr<const Plan>& plan, double end_ms) {
+  constexpr double kNear = 0.01;  // to the record
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
+  if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
+    return;
+  }
+  const double factor = end_ms / known->record.end_ms;
+  if (factor > 1 - kNear && factor < 1 + kNear) {
+    return;
+  }
+  ++known->corrections;
+  scale_times(known->record, factor);
+  known->plan = std::make_shared<Plan>(make_plan(known->record, goal_, host_bytes_, rates_));
 }
+
+std::shared_ptr<const Plan> Planned::plan() const { return following_ == nullptr ? nullptr : following_->plan; }
+
+std::optional<Planned::Known> Planned::last_plan() const {
+  const auto found = std::find_if(known_.begin(), known_.end(), planned);
+  return found == known_.end() ? std::nullopt : std::optional(*found);
+}
+
+bool Planned::any_plan() const { return std::any_of(known_.begin(), known_.end(), planned); }
 
 bool Planned::has_plan(const Signature& signature) const {
   return std::any_of(known_.begin(), known_.end(),
-                     [&](const Known& known) { return known.planned() && known.signature == signature; });
+                     [&](const Known& known) { return planned(known) && known.signature == signature; });
 }
 
 bool Planned::follows(const Known& known, std::size_t position) const {
@@ -114,7 +150,7 @@ bool Planned::choose_plan() {
     return true;
   }
   const auto found = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
-    return known.planned() && known.signature.size() >= seen_.size() &&
+    return planned(known) && known.signature.size() >= seen_.size() &&
            std::equal(seen_.begin(), seen_.end(), known.signature.begin());
   });
   if (found == known_.end()) {

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "policy/budget.h"
 #include "policy/minimum_size.h"
 #include "policy/plan.h"
 #include "policy/policy.h"
@@ -17,21 +19,25 @@ namespace ebb {
 // Decides by a plan for the step: what fits is kept, the rest moves or is recomputed, whatever costs least.
 //
 // Note [Recorded and planned steps]
-// A step is known by its signature: the bytes, the operation and the kind of recipe of each storage, in order. Under
-// one that is new everything that can be is recomputed and the rest moves, which takes the least memory, and the
-// runtime records when each storage is saved and needed. The second such step is planned from: the first one also loads
-// kernels and makes host memory ready. A step that turns out not to be the expected one follows another plan if one has
-// begun like it, else it goes on as a new one does, and the next steps are recorded until it has a plan. A few plans
-// are kept side by side (training and evaluation, buckets of sequence length), the longest unused forgotten first.
+// A step is known by its signature: the bytes and the operation of each storage, in order. (Not by whether it can be
+// recomputed: that depends on what was decided about those it is computed from.) Under one that is new everything that
+// can be is recomputed and the rest moves, which takes the least memory, and the runtime records when each storage is
+// saved and needed. The second such step is planned from: the first one also loads kernels and makes host memory ready.
+// A step that turns out not to be the expected one follows another plan if one has begun like it, else it goes on as a
+// new one does, and the next steps are recorded until it has a plan. A few plans are kept side by side (training and
+// evaluation, buckets of sequence length), the longest unused forgotten first.
 //
 // Threads: as Policy; `recorded_step` and `learn` too.
 class Planned final : public Policy {
  public:
   static constexpr std::size_t kMaxPlans = 16;
   static constexpr int kRecordedSteps = 2;  // of a signature, before it is planned
+  static constexpr int kCorrections = 2;    // of a plan
 
-  // Storages of fewer bytes are kept, and are other memory to the plan.
-  Planned(const Limits& limits, const LinkRates& rates, std::uint64_t least_bytes = kDefaultMinimumBytes);
+  // `host_bytes`: the most that may be offloaded at once. Storages of fewer than `least_bytes` are kept, and are other
+  // memory to the plan.
+  Planned(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
+          std::uint64_t least_bytes = kDefaultMinimumBytes);
 
   void begin_step() override;
   void drop_step() override;
@@ -47,25 +53,35 @@ class Planned final : public Policy {
   // step's, or has another number of storages, is ignored: it was dropped, or is too old.
   void learn(std::uint64_t step, const StepRecord& record);
 
-  // The plan that the present step follows; null if it follows none.
-  [[nodiscard]] const Plan* plan() const;
+  // A step that followed `plan` would have taken `end_ms` without what ebb added to it. If that is not what was
+  // recorded, the plan is made again with all times in proportion; at most kCorrections times.
+  void correct(const std::shared_ptr<const Plan>& plan, double end_ms);
 
- private:
+  // The plan that the present step follows; null if it follows none. A storage's index in it is how many storages of at
+  // least least_bytes() the step had asked about before.
+  [[nodiscard]] std::shared_ptr<const Plan> plan() const;
+
+  // A storage of a step, as it is recognised.
   struct Key {
     std::uint64_t bytes = 0;
     std::string operation;
-    Recompute recompute = Recompute::kNo;
     bool operator==(const Key&) const = default;
   };
   using Signature = std::vector<Key>;
 
+  // The plan that was followed or made last, with what it was made from; nullopt if there is none yet.
   struct Known {
     Signature signature;
     int records = 0;
-    Plan plan;  // once there are enough
-    [[nodiscard]] bool planned() const { return records >= kRecordedSteps; }
+    StepRecord record{};  // the last, corrected
+    int corrections = 0;
+    std::shared_ptr<const Plan> plan{};  // once there are enough records
   };
+  [[nodiscard]] std::optional<Known> last_plan() const;
+  [[nodiscard]] const Goal& goal() const { return goal_; }
+  [[nodiscard]] const LinkRates& rates() const { return rates_; }
 
+ private:
   [[nodiscard]] bool follows(const Known& known, std::size_t position) const;
   [[nodiscard]] bool any_plan() const;
   [[nodiscard]] bool has_plan(const Signature& signature) const;
@@ -73,7 +89,8 @@ class Planned final : public Policy {
   void remember_signature();
   void forget_step();
 
-  const Limits limits_;
+  const Goal goal_;
+  const std::uint64_t host_bytes_;
   const LinkRates rates_;
   const std::uint64_t least_bytes_;
 

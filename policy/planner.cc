@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <variant>
 
 #include "policy/predict.h"
 
@@ -69,7 +70,7 @@ class Search {
     tried_ += decisions.size();
     const Score found = score(prediction);
     if (!best_score_ || found < *best_score_) {
-      best_ = {decisions, prediction, std::get<0>(found) == 0};
+      best_ = {decisions, prediction, {}, std::get<0>(found) == 0};
       best_score_ = found;
     }
     return found;
@@ -236,7 +237,61 @@ class Search {
 }  // namespace
 
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
-  return Search(record, limits, rates).run();
+  Plan plan = Search(record, limits, rates).run();
+  const std::uint64_t device_bytes = plan.fits ? limits.device_bytes : plan.predicted.peak_bytes;
+  plan.room = make_room(record, plan.decisions, device_bytes);
+  return plan;
+}
+
+namespace {
+
+class GoalPlanner {
+ public:
+  GoalPlanner(const StepRecord& record, std::uint64_t host_bytes, const LinkRates& rates)
+      : record_(record), host_bytes_(host_bytes), rates_(rates) {}
+
+  Plan operator()(const DeviceBytes& goal) const { return within(goal.bytes); }
+
+  Plan operator()(const LeastMemory& /*goal*/) const {
+    const Plan least = within(0);  // with compute waiting for every copy: the memory is right, the time is not
+    Plan plan = within(least.predicted.peak_bytes);
+    return plan.fits ? plan : least;
+  }
+
+  Plan operator()(const Slowdown& goal) const {
+    Plan best = within(kUnlimited);
+    const double most_ms = best.predicted.step_ms * (1 + goal.fraction);
+    std::uint64_t enough = best.predicted.peak_bytes;
+    std::uint64_t too_little = (*this)(LeastMemory{}).predicted.peak_bytes;
+    constexpr std::uint64_t kParts = 1000;  // of the way between them, to which the result is exact
+    const std::uint64_t exact = std::max<std::uint64_t>((enough - std::min(enough, too_little)) / kParts, 1);
+    while (too_little < enough && enough - too_little > exact) {
+      const std::uint64_t middle = too_little + (enough - too_little) / 2;
+      Plan plan = within(middle);
+      if (plan.fits && plan.predicted.step_ms <= most_ms) {
+        enough = middle;
+        best = std::move(plan);
+      } else {
+        too_little = middle;
+      }
+    }
+    return best;
+  }
+
+ private:
+  [[nodiscard]] Plan within(std::uint64_t device_bytes) const {
+    return make_plan(record_, {.device_bytes = device_bytes, .host_bytes = host_bytes_}, rates_);
+  }
+
+  const StepRecord& record_;
+  const std::uint64_t host_bytes_;
+  const LinkRates rates_;
+};
+
+}  // namespace
+
+Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates) {
+  return std::visit(GoalPlanner(record, host_bytes, rates), goal);
 }
 
 }  // namespace ebb

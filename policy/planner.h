@@ -1,5 +1,6 @@
 #pragma once
 
+#include "policy/budget.h"
 #include "policy/plan.h"
 #include "policy/step_record.h"
 
@@ -19,5 +20,10 @@ namespace ebb {
 // Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the
 // least memory over the limits, with `fits` false.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates);
+
+// The plan for a goal, with at most `host_bytes` offloaded. Slowdown is found by bisection over the device's limit:
+// some ten plans. `fits` is false only where DeviceBytes or `host_bytes` cannot be met.
+[[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
+                             const LinkRates& rates);
 
 }  // namespace ebb

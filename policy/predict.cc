@@ -5,43 +5,17 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
+
+#include "policy/levels_ahead.h"
+#include "policy/room.h"
+#include "policy/step_events.h"
 
 namespace ebb {
 namespace {
 
 using Index = std::uint32_t;
-
-struct Event {
-  enum class What : std::uint8_t { kLevel, kBackward, kSave, kNeed, kRelease };  // at the same time, in this order
-
-  double ms = 0;
-  What what = What::kLevel;
-  Index index = 0;
-
-  friend bool operator<(const Event& a, const Event& b) {
-    if (a.ms != b.ms) {
-      return a.ms < b.ms;
-    }
-    return a.what != b.what ? a.what < b.what : a.index < b.index;
-  }
-};
-
-std::vector<Event> events_of(const StepRecord& record) {
-  std::vector<Event> events;
-  events.reserve(3 * record.storages.size() + record.other.size() + 1);
-  for (Index i = 0; i < record.storages.size(); ++i) {
-    const StorageRecord& storage = record.storages[i];
-    events.push_back({storage.saved_ms, Event::What::kSave, i});
-    events.push_back({storage.needed_ms, Event::What::kNeed, i});
-    events.push_back({std::max(storage.released_ms, storage.needed_ms), Event::What::kRelease, i});
-  }
-  for (Index i = 0; i < record.other.size(); ++i) {
-    events.push_back({record.other[i].ms, Event::What::kLevel, i});
-  }
-  events.push_back({record.backward_ms, Event::What::kBackward, 0});
-  std::sort(events.begin(), events.end());
-  return events;
-}
+using Event = StepEvent;
 
 // One copy at a time.
 class Lane {
@@ -51,31 +25,6 @@ class Lane {
 
  private:
   double free_ms_ = 0;
-};
-
-// The largest level between two moving ends, neither of which moves back.
-class LevelsAhead {
- public:
-  explicit LevelsAhead(const std::vector<StepRecord::Level>& levels) : levels_(levels) {}
-
-  // Over the levels from index `first` to the last that begins by `ms`; at least that of `first`.
-  std::uint64_t most(std::size_t first, double ms) {
-    for (; end_ < levels_.size() && (end_ <= first || levels_[end_].ms <= ms); ++end_) {
-      while (!falling_.empty() && levels_[falling_.back()].bytes <= levels_[end_].bytes) {
-        falling_.pop_back();
-      }
-      falling_.push_back(end_);
-    }
-    while (!falling_.empty() && falling_.front() < first) {
-      falling_.pop_front();
-    }
-    return falling_.empty() ? 0 : levels_[falling_.front()].bytes;
-  }
-
- private:
-  const std::vector<StepRecord::Level>& levels_;
-  std::size_t end_ = 0;
-  std::deque<std::size_t> falling_;
 };
 
 }  // namespace
@@ -93,9 +42,9 @@ class Predictor::Run {
         record_(predictor.record_),
         decisions_(decisions),
         state_(record_.storages.size()),
-        ahead_(record_.other) {
-    plan_copies_in();
-  }
+        to_copy_in_(needed_copies(record_, decisions, predictor.order_->of_need)),
+        ahead_(record_.other),
+        room_(stash_room(record_, predictor.order_->events, decisions, predictor.limits_.device_bytes)) {}
 
   Prediction run() {
     for (const Event& event : predictor_.order_->events) {
@@ -116,12 +65,8 @@ class Predictor::Run {
 
   struct State {
     Where where = Where::kNowhere;
-    double done_ms = 0;  // kLeaving, kAway: of the copy out. kArriving: of the copy in
-  };
-
-  struct CopyIn {
-    Index storage = 0;
-    double needed_ms = 0;  // by itself, or by what is recomputed from it
+    double done_ms = 0;    // kLeaving, kAway: of the copy out. kArriving: of the copy in
+    bool counted = false;  // in held_
   };
 
   static std::uint64_t& bytes_of(Prediction& result, Decision decision) {
@@ -141,13 +86,17 @@ class Predictor::Run {
       case Event::What::kLevel:
         level_ = event.index;
         other_ = record_.other[event.index].bytes;
-        fit(0);
+        watch_peak();
         break;
       case Event::What::kSave:
         save(event.index);
         break;
+      case Event::What::kIdle:
+        idle(event.index);
+        break;
       case Event::What::kBackward:
         in_backward_ = true;
+        shrink_stash(room_.in_backward);
         break;
       case Event::What::kNeed:
         in_backward_ = true;
@@ -160,16 +109,20 @@ class Predictor::Run {
   }
 
   void save(Index i) {
-    if (decisions_[i] == Decision::kRecompute) {
-      return;
-    }
-    const std::uint64_t bytes = record_.storages[i].bytes;
-    fit(bytes);
-    hold(bytes);
-    state_[i].where = Where::kOnDevice;
-    if (decisions_[i] == Decision::kOffload) {
+    if (decisions_[i] == Decision::kKeep) {
+      state_[i].where = Where::kOnDevice;
+    } else if (decisions_[i] == Decision::kOffload) {
       state_[i] = {Where::kLeaving, out_.copy(now_ms_, takes(i, predictor_.rates_.out_bytes_per_ms))};
       leaving_.push_back(i);
+      stash_ += record_.storages[i].bytes;
+    }
+    shrink_stash(room_.after_save[i]);
+  }
+
+  void idle(Index i) {
+    const Where where = state_[i].where;
+    if (!state_[i].counted && (where == Where::kOnDevice || where == Where::kLeaving)) {
+      hold(i);
     }
   }
 
@@ -183,7 +136,6 @@ class Predictor::Run {
         state.where = Where::kOnDevice;
         return;
       case Where::kAway:
-        fit(record_.storages[i].bytes);
         copy_in(i);
         [[fallthrough]];
       case Where::kArriving:
@@ -203,8 +155,7 @@ class Predictor::Run {
     for (const Index input : storage.inputs) {
       need(input);
     }
-    fit(storage.bytes);
-    hold(storage.bytes);
+    hold(i);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
     state_[i].where = Where::kOnDevice;
@@ -212,32 +163,8 @@ class Predictor::Run {
 
   void release(Index i) {
     State& state = state_[i];
-    if (state.where == Where::kOnDevice || state.where == Where::kLeaving || state.where == Where::kArriving) {
-      held_ -= record_.storages[i].bytes;
-    }
+    let_go(i);
     state.where = Where::kReleased;
-  }
-
-  // Copies in come in the order of need: that of the storages, and each recipe's inputs before its result.
-  void plan_copies_in() {
-    std::vector<bool> listed(state_.size());
-    for (const Index i : predictor_.order_->of_need) {
-      list(i, record_.storages[i].needed_ms, listed);
-    }
-  }
-
-  void list(Index i, double needed_ms, std::vector<bool>& listed) {
-    if (listed[i]) {
-      return;
-    }
-    listed[i] = true;
-    if (decisions_[i] == Decision::kRecompute) {
-      for (const Index input : record_.storages[i].inputs) {
-        list(input, needed_ms, listed);
-      }
-    } else if (decisions_[i] == Decision::kOffload) {
-      to_copy_in_.push_back({i, needed_ms});
-    }
   }
 
   void start_copies_in() {
@@ -263,9 +190,9 @@ class Predictor::Run {
   }
 
   void copy_in(Index i) {
-    hold(record_.storages[i].bytes);
-    state_[i] = {Where::kArriving,
-                 in_.copy(std::max(now_ms_, state_[i].done_ms), takes(i, predictor_.rates_.in_bytes_per_ms))};
+    hold(i);
+    state_[i].where = Where::kArriving;
+    state_[i].done_ms = in_.copy(std::max(now_ms_, state_[i].done_ms), takes(i, predictor_.rates_.in_bytes_per_ms));
   }
 
   [[nodiscard]] double takes(Index i, double bytes_per_ms) const {
@@ -280,28 +207,33 @@ class Predictor::Run {
 
   void finish_oldest() {
     State& oldest = state_[leaving_.front()];
+    stash_ -= record_.storages[leaving_.front()].bytes;
     if (oldest.where == Where::kLeaving) {
-      held_ -= record_.storages[leaving_.front()].bytes;
+      let_go(leaving_.front());
       oldest.where = Where::kAway;
     }
     leaving_.pop_front();
   }
 
-  // Compute waits for copies out until there is room for so much more.
-  void fit(std::uint64_t bytes) {
-    while (!leaving_.empty() && other_ + held_ + bytes > predictor_.limits_.device_bytes) {
-      const State& oldest = state_[leaving_.front()];
-      if (oldest.where == Where::kLeaving) {
-        stall_until(oldest.done_ms);
-      }
+  void shrink_stash(std::uint64_t bytes) {
+    while (stash_ > bytes) {
+      stall_until(state_[leaving_.front()].done_ms);
       finish_oldest();
     }
-    result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_ + bytes);
   }
 
-  void hold(std::uint64_t bytes) {
-    held_ += bytes;
-    result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_);
+  void hold(Index i) {
+    state_[i].counted = true;
+    held_ += record_.storages[i].bytes;
+    watch_peak();
+  }
+
+  void watch_peak() { result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_); }
+
+  void let_go(Index i) {
+    if (std::exchange(state_[i].counted, false)) {
+      held_ -= record_.storages[i].bytes;
+    }
   }
 
   void stall_until(double ms) {
@@ -321,24 +253,26 @@ class Predictor::Run {
   const std::vector<Decision>& decisions_;
 
   std::vector<State> state_;
-  std::vector<CopyIn> to_copy_in_;
+  const std::vector<NeededCopy> to_copy_in_;
   std::size_t next_in_ = 0;
   std::deque<Index> leaving_;  // oldest first
   Lane out_;
   Lane in_;
   LevelsAhead ahead_;
+  const StashRoom room_;
   std::size_t level_ = 0;  // the present one
   double now_ms_ = 0;
   double delay_ms_ = 0;  // by which compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
+  std::uint64_t stash_ = 0;  // of `leaving_`, whether or not they are still in use
   bool in_backward_ = false;
   Prediction result_;
 };
 
 Predictor::Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates)
     : record_(record), limits_(limits), rates_(rates), order_(std::make_unique<Order>()) {
-  order_->events = events_of(record);
+  order_->events = step_events(record);
   for (const Event& event : order_->events) {
     if (event.what == Event::What::kNeed) {
       order_->of_need.push_back(event.index);

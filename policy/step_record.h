@@ -11,7 +11,9 @@ namespace ebb {
 // device's compute timeline as it would be if nothing of what ebb does took time on it.
 struct StorageRecord {
   std::uint64_t bytes = 0;
-  double saved_ms = 0;     // its bytes are there, and the forward pass has no further need of them
+  double saved_ms = 0;     // its bytes are there, and a copy of them may start
+  double idle_ms = 0;      // the forward pass has let go of it, at the latest at needed_ms; until then, it is part of
+                           // the other memory. If that is before saved_ms, then saved_ms is meant
   double needed_ms = 0;    // backward first asks for it
   double released_ms = 0;  // its last save ends; at least needed_ms
 
@@ -29,9 +31,9 @@ struct StepRecord {
   };
 
   std::vector<StorageRecord> storages;  // in the order of saving
-  std::vector<Level>
-      other;               // device memory besides these storages (parameters, gradients, temporaries, the head): each
-                           // level holds from its time to the next one's. In order of time; none before the first
+  // Device memory besides these storages (parameters, gradients, temporaries, what is saved but still in use): each
+  // level holds from its time to the next one's. In order of time; none before the first.
+  std::vector<Level> other;
   double backward_ms = 0;  // backward begins
   double end_ms = 0;       // and ends
 };

@@ -129,6 +129,10 @@ class CheckedTier final : public Tier {
 
   [[nodiscard]] PoolStats pool_stats() const override { return tier_->pool_stats(); }
   [[nodiscard]] StallStats stall_stats() const override { return tier_->stall_stats(); }
+  [[nodiscard]] Ticket time_point(c10::Stream stream) override { return tier_->time_point(stream); }
+  [[nodiscard]] double ms_between(const Ticket& earlier, const Ticket& later) const override {
+    return tier_->ms_between(earlier, later);
+  }
   void update_trace() override { tier_->update_trace(); }
   void flush() noexcept override { tier_->flush(); }
 

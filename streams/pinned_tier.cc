@@ -53,6 +53,12 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   times_->add(TraceTrack::kCompute, 0, std::move(before), times_->record(compute));
 }
 
+Ticket PinnedTier::time_point(c10::Stream stream) { return times_->record(cuda(stream)); }
+
+double PinnedTier::ms_between(const Ticket& earlier, const Ticket& later) const {
+  return dynamic_cast<const CudaEvent&>(*later).ms_since(dynamic_cast<const CudaEvent&>(*earlier));
+}
+
 void PinnedTier::flush() noexcept {
   out_lane_.flush();
   in_lane_.flush();

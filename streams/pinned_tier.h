@@ -45,6 +45,8 @@ class PinnedTier final : public Tier {
   void flush() noexcept override;
   [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
   [[nodiscard]] StallStats stall_stats() const override { return times_->stall_stats(); }
+  [[nodiscard]] Ticket time_point(c10::Stream stream) override;
+  [[nodiscard]] double ms_between(const Ticket& earlier, const Ticket& later) const override;
   void update_trace() override { times_->update_trace(); }
 
  private:

@@ -21,6 +21,7 @@ class SimulatedDeviceAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
   [[nodiscard]] SimulatedMemory::Bytes bytes() const { return memory_.bytes(); }
+  void reset_peak() { memory_.reset_peak(); }
 
  private:
   SimulatedMemory memory_;

@@ -63,6 +63,11 @@ SimulatedMemory::Bytes SimulatedMemory::bytes() const {
   return bytes_;
 }
 
+void SimulatedMemory::reset_peak() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.peak = bytes_.now;
+}
+
 SimulatedMemory::Header& SimulatedMemory::header(void* address) {
   return *reinterpret_cast<Header*>(static_cast<std::byte*>(address) - kAlignment);
 }

@@ -34,6 +34,9 @@ class SimulatedMemory {
   // Gives back what `take` of the same object returned.
   void give(void* address) noexcept;
 
+  // The next peak counts from the present level.
+  void reset_peak();
+
   // Fills all bytes of what `take` returned with 0xFF, which is NaN in every floating-point type.
   static void poison(void* address) noexcept;
 

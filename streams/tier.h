@@ -82,6 +82,12 @@ class Tier {
   [[nodiscard]] virtual PoolStats pool_stats() const = 0;
   [[nodiscard]] virtual StallStats stall_stats() const = 0;  // of waits that are over
 
+  // A point on the stream's own clock: when the device gets there; where the calling thread is the compute stream, now.
+  [[nodiscard]] virtual Ticket time_point(c10::Stream stream);
+
+  // From one time point of this tier to another, both of which must be done.
+  [[nodiscard]] virtual double ms_between(const Ticket& earlier, const Ticket& later) const;
+
   // Hands a trace, where the tier has one, what it has not heard of yet and is over.
   virtual void update_trace() {}
 

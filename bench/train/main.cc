@@ -32,9 +32,12 @@ constexpr const char* kPrompt = "\n";
 Options offloader_options(const TrainOptions& options, bool enabled) {
   Options chosen = options.ebb;
   chosen.enabled = enabled;
+  chosen.record_timeline = !options.report.empty();
+  if (chosen.device_budget) {
+    return chosen;
+  }
   chosen.policy = minimum_size(
       options.minimum_bytes, options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
-  chosen.record_timeline = !options.report.empty();
   return chosen;
 }
 
@@ -56,6 +59,37 @@ void check_outputs(const TrainOptions& options) {
   }
 }
 
+// What the training peaks at without ebb: its second step has the optimizer's state too.
+std::uint64_t plain_peak(TrainOptions options, const Text& text, DeviceMemory& memory) {
+  memory.reset();
+  Trainer trainer(options, text.bytes, *options.ebb.device);
+  Options off;
+  off.enabled = false;
+  Offloader none(off);
+  constexpr int kSteps = 2;
+  for (std::int64_t step = trainer.first_step(); step < trainer.first_step() + kSteps; ++step) {
+    trainer.step(step, none);
+  }
+  return memory.peak_bytes();
+}
+
+void set_budget(TrainOptions& options, const Text& text, DeviceMemory& memory) {
+  if (!options.device_budget) {
+    return;
+  }
+  std::uint64_t bytes = 0;
+  if (const auto* const share = std::get_if<double>(&*options.device_budget)) {
+    const std::uint64_t peak = plain_peak(options, text, memory);
+    bytes = static_cast<std::uint64_t>(*share * static_cast<double>(peak));
+    std::printf("budget: %s, of %s that this training takes without ebb\n", format_bytes(bytes).c_str(),
+                format_bytes(peak).c_str());
+  } else {
+    bytes = std::get<std::uint64_t>(*options.device_budget);
+  }
+  options.ebb.device_budget = DeviceBytes{bytes};
+  options.ebb.device_meter = memory.meter();
+}
+
 // One pass over the steps from the start. With ebb, or for want of a comparison, it also saves and samples.
 RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& memory, bool offload, bool main_run) {
   memory.reset();
@@ -67,6 +101,9 @@ RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& 
     Progress progress(offload ? "training with ebb" : "training without ebb", options.until,
                       options.batch * options.seq);
     result = run_steps(trainer, offloader, memory, options, progress);
+  }
+  if (offload && options.explain) {
+    std::printf("\n%s", offloader.explain().c_str());
   }
   if (main_run && !options.save.empty()) {
     trainer.save(options.save, options.until);
@@ -92,6 +129,7 @@ int train(TrainOptions options) {
   const Text text = options.text.empty() ? load_default_text() : load_text(options.text);
   const std::string name = device_name(device);
   print_start(options, name, text);
+  set_budget(options, text, memory);
 
   Report report;
   report.options = options;

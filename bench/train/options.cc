@@ -1,6 +1,7 @@
 #include "bench/train/options.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "bench/bytes.h"
 #include "bench/size_flag.h"
 
 namespace ebb {
@@ -93,6 +95,37 @@ void add_result_flags(CLI::App& app, TrainOptions& o) {
       ->group(group);
 }
 
+DeviceMemoryBudget parse_budget(const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  if (end != text.c_str() && *end == '\0' && number > 0 && number <= 1) {
+    return number;
+  }
+  return parse_bytes(text);
+}
+
+void add_plan_flags(CLI::App& app, TrainOptions& o) {
+  const std::string group = "Planning";
+  auto* const budget =
+      app.add_option_function<std::string>(
+             "--device-budget",
+             [&o](const std::string& text) {
+               try {
+                 o.device_budget = parse_budget(text);
+               } catch (const std::invalid_argument& error) {
+                 throw CLI::ValidationError("--device-budget", error.what());
+               }
+             },
+             "Plan what to keep, move and recompute so that device memory stays within SIZE, or within this share of "
+             "what the same training takes without ebb (which two steps of it then find out first)")
+          ->type_name("SIZE|SHARE")
+          ->group(group);
+  for (const char* const other : {"--stash", "--window", "--recompute", "--minimum", "--no-offload"}) {
+    budget->excludes(app.get_option(other));
+  }
+  app.add_flag("--explain", o.explain, "Print the plan, and what it took, at the end")->needs(budget)->group(group);
+}
+
 void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, bool& pageable) {
   const std::string group = "Offloading (sizes such as 64MiB or 2GB)";
   no_offload = app.add_flag("!--no-offload", o.offload, "Train without ebb")->group(group);
@@ -155,6 +188,7 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
   add_training_flags(app, options);
   add_result_flags(app, options);
   add_ebb_flags(app, options, no_offload, pageable);
+  add_plan_flags(app, options);
   app.get_option("--compare")->excludes(no_offload);
   try {
     app.parse(argc, argv);

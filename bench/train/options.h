@@ -4,12 +4,16 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "bench/llama_config.h"
 #include "offload/options.h"
 #include "policy/policy.h"
 
 namespace ebb {
+
+// Of device memory: so many bytes, or so much of what the same training peaks at without ebb.
+using DeviceMemoryBudget = std::variant<std::uint64_t, double>;
 
 // What a user of the training program may set, after parsing. Sizes are bytes.
 struct TrainOptions {
@@ -35,8 +39,10 @@ struct TrainOptions {
 
   bool offload = true;
   std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
-  Recompute recompute = Recompute::kNo;  // what costs no more is recomputed instead of moved
-  Options ebb;                           // device, policy and timeline are left to the program
+  std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
+  bool explain = false;                             // print the plan
+  Recompute recompute = Recompute::kNo;             // what costs no more is recomputed instead of moved
+  Options ebb;                                      // device, policy and timeline are left to the program
 };
 
 // Reads the command line into `options`. Returns the program's exit code if it is to end here: 0 after --help, else

@@ -67,7 +67,7 @@ constexpr auto kRecompute = Decision::kRecompute;
 
 const Step kThree{{10}, {20, Recompute::kMemoryBound}, {30}};
 
-Planned with_room_for(std::uint64_t bytes) { return {{.device_bytes = bytes}, kOneByteEachMs, 1}; }
+Planned with_room_for(std::uint64_t bytes) { return {DeviceBytes{bytes}, kUnlimited, kOneByteEachMs, 1}; }
 
 TEST_CASE("a new step takes the least memory, and is recorded") {
   Planned policy = with_room_for(1000);
@@ -107,7 +107,7 @@ TEST_CASE("a record that comes when the next step has begun is learned from") {
 TEST_CASE("a step that strays from its plan takes the least memory from there on, and the next one is recorded") {
   Planned policy = with_room_for(1000);
   teach(policy, kThree);
-  const Storage odd = GENERATE(Storage{21, Recompute::kMemoryBound}, Storage{20},
+  const Storage odd = GENERATE(Storage{21, Recompute::kMemoryBound}, Storage{21},
                                Storage{20, Recompute::kMemoryBound, "SiluBackward0"});
   const Step other{{10}, odd, {30}};
   const Decision safe = odd.recompute == Recompute::kNo ? kOffload : kRecompute;
@@ -238,7 +238,7 @@ TEST_CASE("records of other steps are ignored") {
 }
 
 TEST_CASE("small storages are kept, and are no part of the plan") {
-  Planned policy({.device_bytes = 1000}, kOneByteEachMs, 8);
+  Planned policy(DeviceBytes{1000}, kUnlimited, kOneByteEachMs, 8);
   const Step step{{10}, {7}, {30}};
   CHECK(decided(policy, step) == std::vector{kOffload, kKeep, kOffload});
   CHECK(policy.least_bytes() == 8);
@@ -246,6 +246,74 @@ TEST_CASE("small storages are kept, and are no part of the plan") {
   decided(policy, step);
   policy.learn(2, record_of({{10}, {30}}));
   CHECK(decided(policy, step) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("what is planned to be recomputed but cannot be is offloaded") {
+  Planned policy(DeviceBytes{50}, 0, kOneByteEachMs, 1);  // no host memory, so that it is recomputed
+  const Step can{{10, Recompute::kMemoryBound}, {20}, {30}};
+  teach(policy, can);
+  CHECK(decided(policy, can) == std::vector{kRecompute, kKeep, kKeep});
+  CHECK(decided(policy, {{10}, {20}, {30}}) == std::vector{kOffload, kKeep, kKeep});
+  CHECK(policy.plan() != nullptr);
+  CHECK(policy.recorded_step() == std::nullopt);
+}
+
+TEST_CASE("a step that can be recomputed only now and then is recorded as one step") {
+  Planned policy = with_room_for(1000);
+  const Step cannot{{10}, {20}, {30}};
+  decided(policy, cannot);
+  policy.learn(1, record_of(cannot));
+  decided(policy, kThree);
+  policy.learn(2, record_of(kThree));
+  CHECK(decided(policy, cannot) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("there is no last plan before a step is planned") {
+  Planned policy = with_room_for(1000);
+  CHECK_FALSE(policy.last_plan());
+  decided(policy, kThree);
+  policy.learn(1, record_of(kThree));
+  CHECK_FALSE(policy.last_plan());
+}
+
+TEST_CASE("the last plan comes with what it was made from") {
+  Planned policy = with_room_for(50);
+  decided(policy, kThree);
+  policy.learn(1, record_of(kThree));
+  decided(policy, kThree);
+  StepRecord last = record_of(kThree);
+  last.end_ms += 7;
+  policy.learn(2, last);
+  const auto known = policy.last_plan();
+  REQUIRE(known);
+  CHECK(known->signature == Planned::Signature{{10, "MmBackward0"}, {20, "MmBackward0"}, {30, "MmBackward0"}});
+  CHECK(known->records == 2);
+  CHECK(known->record.end_ms == last.end_ms);
+  REQUIRE(known->plan != nullptr);
+  CHECK(known->plan->decisions == std::vector{kOffload, kKeep, kKeep});
+}
+
+TEST_CASE("the last plan is the one that was made or followed last") {
+  Planned policy = with_room_for(1000);
+  const Step longer{{12}, {20}, {30}, {40}};
+  teach(policy, kThree);
+  decided(policy, longer);  // strays, so that the next is recorded
+  teach(policy, longer);
+  CHECK(policy.last_plan()->signature.size() == 4);
+  decided(policy, kThree);
+  CHECK(policy.last_plan()->signature.size() == 3);
+}
+
+TEST_CASE("a step that is only recorded leaves the last plan as it was") {
+  Planned policy = with_room_for(1000);
+  const Step longer{{12}, {20}, {30}, {40}};
+  teach(policy, kThree);
+  decided(policy, longer);
+  decided(policy, longer);
+  REQUIRE(policy.recorded_step());
+  policy.learn(*policy.recorded_step(), record_of(longer));
+  REQUIRE(policy.last_plan());
+  CHECK(policy.last_plan()->signature.size() == 3);
 }
 
 }  // namespace

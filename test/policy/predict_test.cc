@@ -62,15 +62,16 @@ TEST_CASE("other memory counts, and compute waits for it too") {
   StepRecord record = two_storages();
   record.other = {{0, 5}, {25, 12}};
   const Prediction found = predicted(record, {kOffload, kOffload}, 15);
-  CHECK(found.stalled_ms == 25);  // at 25, for the second copy, until 30; then for each copy in, which has no room
-  CHECK(found.peak_bytes == 22);  // before it is needed
+  CHECK(found.stalled_ms ==
+        30);  // at the second save, until 30: it is the last chance before 25. Then for each copy in
+  CHECK(found.peak_bytes == 22);  // which has no room before it is needed
 }
 
 TEST_CASE("copies out wait for each other") {
   StepRecord record = two_storages();
   record.storages[1].saved_ms = 12;
   record.other = {{0, 5}, {29, 16}, {40, 5}};
-  CHECK(predicted(record, {kOffload, kOffload}, 25).stalled_ms == 1);  // 10 to 20, then 20 to 30
+  CHECK(predicted(record, {kOffload, kOffload}, 25).stalled_ms == 18);  // from 12; 10 to 20, then 20 to 30
 }
 
 TEST_CASE("a copy in starts when there is room, and compute waits for what is late") {
@@ -138,11 +139,11 @@ TEST_CASE("a storage that is released as soon as it is needed costs what it take
   CHECK(predicted(record, {kKeep, kRecompute}).step_ms == 83);
 }
 
-TEST_CASE("compute does not wait for a copy out of what is no longer held") {
+TEST_CASE("a copy out holds its source until it is done, though nobody needs that any more") {
   StepRecord record = two_storages();
   record.storages[0] = {.bytes = 1000, .saved_ms = 10, .needed_ms = 15, .released_ms = 18};
   record.storages[1].bytes = 1200;
-  CHECK(predicted(record, {kOffload, kKeep}, 1100).stalled_ms == 0);
+  CHECK(predicted(record, {kOffload, kKeep}, 1100).stalled_ms == 990);  // from 20 to 1010
 }
 
 TEST_CASE("recipes run inside recipes, each once") {
@@ -161,6 +162,60 @@ TEST_CASE("a storage that is released on its way out is not held") {
   CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 1005);
   record.storages[1].bytes = 2000;
   CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 2005);
+}
+
+TEST_CASE("a storage that the forward pass still uses takes no memory of its own") {
+  StepRecord record = two_storages();
+  record.other = {{0, 25}, {30, 5}};
+  record.storages[0].idle_ms = 30;
+  CHECK(predicted(record, {kKeep, kKeep}).peak_bytes == 35);  // from 20 to 30
+  record.storages[0].idle_ms = 29;
+  CHECK(predicted(record, {kKeep, kKeep}).peak_bytes == 45);
+}
+
+TEST_CASE("a storage that the forward pass lets go of before it is saved takes memory from its save") {
+  StepRecord record = two_storages();
+  record.other = {{0, 25}, {10, 5}};
+  record.storages[0].idle_ms = 5;
+  CHECK(predicted(record, {kKeep, kKeep}).peak_bytes == 25);
+}
+
+TEST_CASE("a copy out may start and end while the forward pass still uses its storage") {
+  StepRecord record = two_storages();
+  record.storages[0].idle_ms = 30;
+  record.storages[1].saved_ms = 15;
+  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
+  CHECK(found.stalled_ms == 5);   // at the second save: there is no later one to wait at
+  CHECK(found.peak_bytes == 15);  // the copy is done at 20, and the first takes no memory at all before
+}
+
+TEST_CASE("a copy out that is late holds its storage from when the forward pass has let go of it") {
+  StepRecord record = two_storages();
+  record.storages[0].idle_ms = 17;
+  record.storages[1].saved_ms = 12;
+  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 8);  // from 12 to 20
+  record.storages[1].saved_ms = 25;
+  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 0);
+  record.other = {{0, 5}, {18, 20}, {19, 5}};
+  CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 30);
+}
+
+TEST_CASE("copies out come in the order of saving, also where the forward pass lets go in another") {
+  StepRecord record = two_storages();
+  record.storages[0].idle_ms = 31;
+  record.storages[1].saved_ms = 12;
+  record.other = {{0, 5}, {29, 16}, {40, 5}};
+  CHECK(predicted(record, {kOffload, kOffload}, 25).stalled_ms == 18);  // from 12; 10 to 20, then 20 to 30
+}
+
+TEST_CASE("compute waits at a save for its own copy, where the forward pass lets go of it before there is room") {
+  StepRecord record = two_storages();
+  record.storages[0].idle_ms = 12;
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.other = {{0, 5}, {11, 16}, {14, 25}, {18, 5}};
+  const Prediction found = predicted(record, {kOffload, kRecompute}, 25);
+  CHECK(found.stalled_ms == 10);  // from 10 to 20
+  CHECK(found.peak_bytes == 25);
 }
 
 }  // namespace

@@ -20,8 +20,9 @@ namespace {
 
 constexpr std::array kPlaces{"simulated", "disk", "disk by threads", "pinned", "pageable", "pinned, on compute stream"};
 constexpr std::array kSchedules{"late", "early", "random"};
-constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)", "callback", "except", "only",
-                              "recompute",  "anything"};
+constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)",
+                              "callback",   "except",       "only",
+                              "recompute",  "anything",     "plan"};
 
 template <std::size_t N, typename Enum>
 const char* name(const std::array<const char*, N>& names, Enum value) {
@@ -68,10 +69,36 @@ std::shared_ptr<Policy> make_policy(const Setting& setting) {
       return recompute(Recompute::kComputeBound);
     case Choice::kAnything:
       return std::make_shared<Anything>(setting.seed);
+    case Choice::kPlan:
+      return nullptr;
     case Choice::kEverything:
       break;
   }
   return offload_everything();
+}
+
+// Of a device that gives figures at random: what is planned with them may be bad, and must not be wrong.
+void set_budget(Options& options, std::uint64_t seed) {
+  auto random = std::make_shared<Random>(seed, 1);
+  const std::size_t goal = random->below(4);
+  if (goal == 0) {
+    options.device_budget = LeastMemory{};
+  } else if (goal == 1) {
+    options.device_budget = Slowdown{0.1 * static_cast<double>(random->below(20))};
+  } else {
+    options.device_budget = DeviceBytes{1 + random->below(std::size_t{1} << (8 + random->below(12)))};
+  }
+  options.device_budget_is_a_wish = true;
+  options.planned_minimum_bytes = 1;
+  options.policy = nullptr;
+  options.stash_bytes.reset();
+  options.window_bytes.reset();
+  if (random->percent(50)) {
+    options.device_meter = [random] {
+      const std::uint64_t now = random->below(64 << 10);
+      return DeviceUse{now, now + random->below(4 << 10)};
+    };
+  }
 }
 
 // Keeps what is larger than the window, as a user must who sets one: what is larger is an error otherwise.
@@ -102,15 +129,19 @@ Setting random_setting(Random& random, c10::Device device) {
   setting.schedule = random.one_of(std::array{Schedule::kLate, Schedule::kLate, Schedule::kEarly, Schedule::kRandom});
   setting.seed = random.below(1000);
   if (random.percent(50)) {
-    setting.policy = random.one_of(std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback,
-                                              Choice::kExcept, Choice::kOnly, Choice::kRecompute, Choice::kRecompute,
-                                              Choice::kAnything, Choice::kAnything, Choice::kAnything});
+    setting.policy =
+        random.one_of(std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback, Choice::kExcept,
+                                 Choice::kOnly, Choice::kRecompute, Choice::kRecompute, Choice::kAnything,
+                                 Choice::kAnything, Choice::kAnything, Choice::kPlan, Choice::kPlan, Choice::kPlan});
     setting.minimum_bytes = std::uint64_t{1} << random.below(10);
   }
   setting.stash_bytes = random_size(random, {1, 1, 1, 256, 4 << 10, 1 << 20}, 75);
   setting.window_bytes = random_size(random, {256 << 10, 512 << 10}, 50);
   setting.capacity_bytes = random_size(random, {4 << 10, 16 << 10, 64 << 10, 1 << 20}, 25);
   setting.passes = 1 + static_cast<int>(random.below(3));
+  if (setting.policy == Choice::kPlan) {
+    setting.passes += 3;
+  }
   return setting;
 }
 
@@ -143,7 +174,9 @@ Rig::Half Rig::make(const Setting& setting, c10::Device device, const WrapTier& 
   options.policy = make_policy(setting);
   options.stash_bytes = setting.stash_bytes;
   options.window_bytes = setting.window_bytes;
-  if (setting.window_bytes) {
+  if (setting.policy == Choice::kPlan) {
+    set_budget(options, setting.seed);
+  } else if (setting.window_bytes) {
     options.policy = keep_over(*setting.window_bytes, std::move(options.policy));
   }
   options.capacity_bytes = setting.capacity_bytes;

@@ -23,20 +23,21 @@ enum class Choice : std::uint8_t {
   kExcept,
   kOnly,
   kRecompute,
-  kAnything
+  kAnything,
+  kPlan  // no policy, but a budget
 };
 
 // How a program is offloaded. Policies have a state, so this says which to make.
 struct Setting {
   Place place = Place::kSimulated;
   Schedule schedule = Schedule::kLate;
-  std::uint64_t seed = 0;  // of Schedule::kRandom, Choice::kCallback and kAnything
+  std::uint64_t seed = 0;  // of Schedule::kRandom, Choice::kCallback, kAnything and kPlan
   Choice policy = Choice::kEverything;
   std::uint64_t minimum_bytes = 0;  // of Choice::kMinimumSize
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
   std::optional<std::uint64_t> capacity_bytes;
-  int passes = 1;  // the second one knows the sizes and the order
+  int passes = 1;  // the second one knows the sizes and the order; with Choice::kPlan the third one follows a plan
 };
 
 // For the CPU: simulated tiers mostly, the real disk sometimes. For a GPU: the real PinnedTier.

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include <c10/core/Device.h>
+
+namespace ebb {
+
+// A device's memory in use by the process.
+struct DeviceUse {
+  std::uint64_t now_bytes = 0;
+  std::uint64_t peak_bytes = 0;  // since the last call
+};
+
+// Called from any thread, but never from two at once.
+using DeviceMeter = std::function<DeviceUse()>;
+
+// What LibTorch's allocator has handed out on a CUDA device. Sets its peak (resetPeakStats) back at each call.
+[[nodiscard]] DeviceMeter cuda_meter(c10::Device device);
+
+// What LibTorch's allocator has handed out on a CUDA device, and may still: what it keeps for later and what the device
+// has free.
+struct DeviceRoom {
+  std::uint64_t in_use_bytes = 0;
+  std::uint64_t free_bytes = 0;
+};
+[[nodiscard]] DeviceRoom cuda_room(c10::Device device);
+
+}  // namespace ebb

@@ -1,0 +1,139 @@
+#include "offload/explain.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "offload/log.h"
+
+namespace ebb {
+namespace {
+
+enum class Why : std::uint8_t { kAlive, kRoom, kOnlyWay, kCheaper };
+
+struct Row {
+  std::string operation;
+  Decision decision = Decision::kKeep;
+  Why why = Why::kRoom;
+  std::size_t storages = 0;
+  std::uint64_t bytes = 0;
+  double recompute_ms = 0;
+};
+
+Why why(const StorageRecord& storage, Decision decision) {
+  switch (decision) {
+    case Decision::kKeep:
+      return storage.bytes == 0 ? Why::kAlive : Why::kRoom;
+    case Decision::kOffload:
+      return storage.recompute == Recompute::kNo ? Why::kOnlyWay : Why::kCheaper;
+    case Decision::kRecompute:
+      break;
+  }
+  return Why::kCheaper;
+}
+
+const char* text(Why why, Decision decision) {
+  switch (why) {
+    case Why::kAlive:
+      return "something else keeps it";
+    case Why::kRoom:
+      return "there is room";
+    case Why::kOnlyWay:
+      return "no way to recompute it";
+    case Why::kCheaper:
+      break;
+  }
+  return decision == Decision::kOffload ? "less than recomputing" : "less than copying";
+}
+
+const char* text(Decision decision) {
+  switch (decision) {
+    case Decision::kKeep:
+      return "keep";
+    case Decision::kOffload:
+      return "offload";
+    case Decision::kRecompute:
+      break;
+  }
+  return "recompute";
+}
+
+// Most bytes first.
+std::vector<Row> rows_of(const Planned::Known& known) {
+  std::map<std::tuple<std::string, Decision, Why>, Row> found;
+  for (std::size_t i = 0; i < known.signature.size(); ++i) {
+    const StorageRecord& storage = known.record.storages[i];
+    const Decision decision = known.plan->decisions[i];
+    const std::string& name = known.signature[i].operation;
+    const Why reason = why(storage, decision);
+    Row& row = found[{name, decision, reason}];
+    row.operation = name.empty() ? "(none)" : name;
+    row.decision = decision;
+    row.why = reason;
+    ++row.storages;
+    row.bytes += known.signature[i].bytes;
+    row.recompute_ms += storage.recompute_ms;
+  }
+  std::vector<Row> rows;
+  for (auto& [key, row] : found) {
+    rows.push_back(std::move(row));
+  }
+  std::ranges::stable_sort(rows, std::greater{}, &Row::bytes);
+  return rows;
+}
+
+std::string cost(const Row& row, const LinkRates& rates) {
+  switch (row.decision) {
+    case Decision::kKeep:
+      return "-";
+    case Decision::kOffload:
+      return fmt::format("link {:.1f} + {:.1f} ms", static_cast<double>(row.bytes) / rates.out_bytes_per_ms,
+                         static_cast<double>(row.bytes) / rates.in_bytes_per_ms);
+    case Decision::kRecompute:
+      break;
+  }
+  return fmt::format("compute {:.1f} ms", row.recompute_ms);
+}
+
+struct GoalText {
+  std::string operator()(const DeviceBytes& goal) const {
+    return goal.bytes == kUnlimited ? "as fast as possible" : "at most " + human_bytes(goal.bytes) + " on the device";
+  }
+  std::string operator()(const Slowdown& goal) const {
+    return fmt::format("the least memory for at most {:g} % more time", 100 * goal.fraction);
+  }
+  std::string operator()(const LeastMemory& /*goal*/) const { return "the least memory"; }
+};
+
+}  // namespace
+
+std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
+  const Prediction& predicted = report.predicted;
+  const std::optional<StepCost>& actual = report.actual;
+  std::string out =
+      fmt::format("plan: {}; {} saved storages\n{:<38}{:>9}{:>12}  {:<10}{:<25}{}\n", std::visit(GoalText(), goal),
+                  known.signature.size(), "operation", "storages", "bytes", "decision", "why", "predicted cost");
+  for (const Row& row : rows_of(known)) {
+    out += fmt::format("{:<38}{:>9}{:>12}  {:<10}{:<25}{}\n", row.operation, row.storages, human_bytes(row.bytes),
+                       text(row.decision), text(row.why, row.decision), cost(row, report.rates));
+  }
+  const auto peak = [&](std::uint64_t bytes) { return bytes == 0 ? std::string("not known") : human_bytes(bytes); };
+  out += fmt::format("peak: predicted {}{}, actual {}\n", human_bytes(predicted.peak_bytes),
+                     report.fits ? "" : " (over the budget)", actual ? peak(actual->peak_bytes) : "not known yet");
+  out += fmt::format(
+      "time: predicted {:.1f} ms ({:.1f} with all kept; {:.1f} of waits and {:.1f} of recomputation), "
+      "actual {}\n",
+      predicted.step_ms, report.all_kept_ms, predicted.stalled_ms, predicted.recompute_ms,
+      actual ? fmt::format("{:.1f} ms", actual->ms) : "not known yet");
+  return out;
+}
+
+}  // namespace ebb

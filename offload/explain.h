@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "offload/plan_report.h"
+#include "policy/budget.h"
+#include "policy/planned.h"
+
+namespace ebb {
+
+// A plan as a table: by operation and decision the storages, their bytes, why, and the predicted cost; then predicted
+// and actual peak and time. `known.plan` must not be null.
+[[nodiscard]] std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report);
+
+}  // namespace ebb

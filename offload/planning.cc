@@ -1,0 +1,126 @@
+#include "offload/planning.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include <c10/util/Exception.h>
+
+#include "offload/log.h"
+#include "offload/step_recorder.h"
+#include "offload/tape.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::uint64_t kNotToLearnFrom = 0;  // policies number steps from 1
+
+// Steps that are recorded on several threads ask one at a time.
+DeviceMeter one_at_a_time(DeviceMeter meter) {
+  if (!meter) {
+    return meter;
+  }
+  return [mutex = std::make_shared<std::mutex>(), meter = std::move(meter)] {
+    const std::lock_guard lock(*mutex);
+    return meter();
+  };
+}
+
+}  // namespace
+
+Planning::Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account,
+                   DeviceMeter meter, Unmet unmet)
+    : policy_(std::move(policy)),
+      tier_(std::move(tier)),
+      account_(std::move(account)),
+      meter_(one_at_a_time(std::move(meter))),
+      unmet_(unmet) {}
+
+void Planning::step_begun(Tape& tape) {
+  const std::optional<std::uint64_t> step = policy_->recorded_step();
+  tape.record_by(step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr);
+  tape.follow(nullptr);
+}
+
+void Planning::decided(Tape& tape) {
+  std::shared_ptr<const Plan> plan = policy_->plan();
+  if (plan == tape.plan()) {
+    return;
+  }
+  tape.follow(plan);
+  if (plan == nullptr) {  // it has strayed
+    tape.record_by(nullptr);
+    return;
+  }
+  check(*plan);
+  if (measured_.plan != plan) {
+    measured_ = {};
+    measured_.plan = std::move(plan);
+  }
+  constexpr int kMeasuredStep = 2;
+  if (++measured_.steps == kMeasuredStep) {
+    tape.record_by(std::make_shared<StepRecorder>(tier_, account_, meter_, kNotToLearnFrom));
+  }
+}
+
+void Planning::check(const Plan& plan) {
+  if (plan.fits) {
+    return;
+  }
+  const std::string what =
+      "Options::device_budget cannot be met" +
+      (std::holds_alternative<DeviceBytes>(policy_->goal())
+           ? ": it is " + human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) + ", and a step takes at least " +
+                 human_bytes(plan.predicted.peak_bytes) + " of device memory"
+           : ": a step needs " + human_bytes(plan.predicted.offloaded_bytes) +
+                 " of host memory, which is over Options::capacity_bytes") +
+      " when all that can be is offloaded or recomputed";
+  TORCH_CHECK(unmet_ == Unmet::kWarn, "ebb: ", what,
+              ". Raise the budget, or set Options::device_budget_is_a_wish to train as near to it as can be.");
+  if (!std::exchange(warned_, true)) {
+    log_warning(what + ". Steps are as near to it as can be.");
+  }
+}
+
+void Planning::backward_over(Tape& tape) {
+  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+  const std::optional<StepRecord> record = recorder == nullptr ? std::nullopt : recorder->finish();
+  if (!record) {
+    return;
+  }
+  if (recorder->step() != kNotToLearnFrom) {
+    policy_->learn(recorder->step(), *record);
+  } else if (measured_.plan == tape.plan()) {
+    measured_.cost = recorder->cost();
+    policy_->correct(measured_.plan, record->end_ms);
+  }
+}
+
+std::optional<PlanReport> Planning::report() const {
+  const std::optional<Planned::Known> known = policy_->last_plan();
+  if (!known) {
+    return std::nullopt;
+  }
+  const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
+  PlanReport report;
+  report.budget_bytes = budget == nullptr ? known->plan->predicted.peak_bytes : budget->bytes;
+  report.all_kept_ms = known->record.end_ms;
+  report.record = known->record;
+  report.rates = policy_->rates();
+  report.predicted = known->plan->predicted;
+  report.fits = known->plan->fits;
+  if (measured_.plan == known->plan) {
+    report.actual = measured_.cost;
+  }
+  return report;
+}
+
+std::string Planning::explain() const {
+  const std::optional<Planned::Known> known = policy_->last_plan();
+  if (!known) {
+    return "no plan yet: it takes " + std::to_string(Planned::kRecordedSteps) + " steps of a kind to make one\n";
+  }
+  return explain_plan(*known, policy_->goal(), *report());
+}
+
+}  // namespace ebb

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "offload/device_account.h"
+#include "offload/device_meter.h"
+#include "offload/explain.h"
+#include "policy/planned.h"
+#include "streams/tier.h"
+
+namespace ebb {
+
+class StepRecorder;
+class Tape;
+
+// Has steps recorded that Planned wants recorded, and their plans followed.
+//
+// Note [A plan is checked]
+// The second step that follows a plan is recorded too: what it took is held against what was predicted. If its compute
+// was slower or faster than in the steps that the plan was made from, the plan is made again with that. (Those steps
+// wait for copies most of the time, and a device that waits may run at higher clocks: 7 % on an H200.) No other step
+// that follows a plan waits for the device.
+//
+// Threads: every member may be called from any thread; those marked LOCK need the lock that policies are called under.
+class Planning {
+ public:
+  enum class Unmet : std::uint8_t { kThrow, kWarn };
+
+  // `meter`: empty for none.
+  Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account,
+           DeviceMeter meter, Unmet unmet);
+
+  // LOCK. The policy's begin_step has been called for this step.
+  void step_begun(Tape& tape);
+
+  // LOCK. The policy has decided about a candidate. Throws c10::Error, or warns once, where the goal cannot be met.
+  void decided(Tape& tape);
+
+  // LOCK. A backward pass is over, probably on this step.
+  void backward_over(Tape& tape);
+
+  // LOCK. See Offloader.
+  [[nodiscard]] std::optional<PlanReport> report() const;
+  [[nodiscard]] std::string explain() const;
+
+ private:
+  struct Measured {
+    std::shared_ptr<const Plan> plan;  // that is or was last followed
+    int steps = 0;                     // that have followed it
+    std::optional<StepCost> cost;
+  };
+
+  void check(const Plan& plan);
+
+  const std::shared_ptr<Planned> policy_;
+  const std::shared_ptr<Tier> tier_;
+  const std::shared_ptr<DeviceAccount> account_;
+  const DeviceMeter meter_;
+  const Unmet unmet_;
+  bool warned_ = false;  // LOCK, as the next
+  Measured measured_;
+};
+
+// How fast a tier's copies are: a block of some MiB out and back, a few times. Falls back on LinkRates' own figures
+// where the tier or the device has no room for it.
+[[nodiscard]] LinkRates measure_link(Tier& tier);
+
+}  // namespace ebb

@@ -1,0 +1,238 @@
+#include "offload/step_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "offload/gauge.h"
+
+namespace ebb {
+namespace {
+
+std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? bytes - by : 0; }
+
+}  // namespace
+
+StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account, DeviceMeter meter,
+                           std::uint64_t step)
+    : tier_(std::move(tier)), account_(std::move(account)), meter_(std::move(meter)), step_(step) {}
+
+std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs) {
+  const std::lock_guard lock(mutex_);
+  const auto index = static_cast<std::uint32_t>(storages_.size());
+  StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
+  storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
+  in_use_.push_back(index);
+  try {
+    add_mark(What::kSaved, index);
+  } catch (...) {
+    usable_ = false;
+  }
+  return index;
+}
+
+void StepRecorder::kept(std::uint32_t index) noexcept {
+  const std::lock_guard lock(mutex_);
+  storages_[index].idle = true;
+  std::erase(in_use_, index);
+}
+
+void StepRecorder::needed(std::uint32_t index) noexcept {
+  const std::lock_guard lock(mutex_);
+  Storage& storage = storages_[index];
+  if (over_ || storage.needed) {
+    return;
+  }
+  storage.needed = true;
+  mark(What::kNeeded, index);
+  std::erase(in_use_, index);  // if it still is, it stays that way: keeping it costs nothing
+}
+
+void StepRecorder::released(std::uint32_t index) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!over_ && !std::exchange(storages_[index].released, true)) {
+    mark(What::kReleased, index);
+  }
+}
+
+void StepRecorder::backward_begins() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!over_ && !std::exchange(in_backward_, true)) {
+    mark(What::kBackward, 0);
+  }
+}
+
+std::optional<StepRecord> StepRecorder::finish() {
+  const std::lock_guard lock(mutex_);
+  if (over_) {
+    return std::nullopt;
+  }
+  if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
+    in_backward_ = false;
+    return std::nullopt;
+  }
+  mark(What::kEnd, 0);
+  over_ = true;
+  if (!usable_ || !in_backward_) {
+    return std::nullopt;
+  }
+  marks_.back().time->synchronize();
+  StepRecord result = record();
+  cost_.ms = tier_->ms_between(marks_.front().time, marks_.back().time);
+  marks_.clear();
+  return result;
+}
+
+StepCost StepRecorder::cost() const {
+  const std::lock_guard lock(mutex_);
+  return cost_;
+}
+
+// LOCK: mutex_
+void StepRecorder::mark(What what, std::uint32_t index) noexcept {
+  try {
+    add_mark(what, index);
+  } catch (...) {  // no memory for it, or no event
+    usable_ = false;
+  }
+}
+
+// LOCK: mutex_
+void StepRecorder::add_mark(What what, std::uint32_t index) {
+  if (!usable_ || over_) {
+    return;
+  }
+  const c10::Stream stream = tier_->current_stream();
+  if (stream_.value_or(stream) != stream) {
+    usable_ = false;
+    return;
+  }
+  stream_ = stream;
+  const DeviceUse use = meter_ ? meter_() : DeviceUse{};
+  const std::uint64_t held = account_->storages_bytes();
+  const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
+                  less(use.peak_bytes, std::min(held, held_bytes_))};
+  held_bytes_ = held;
+  cost_.peak_bytes = marks_.empty() ? 0 : std::max(cost_.peak_bytes, use.peak_bytes);
+  marks_.push_back(mark);
+  std::erase_if(in_use_, [&](std::uint32_t i) {
+    Storage& storage = storages_[i];
+    storage.idle = storage.source.expired();
+    if (storage.idle) {
+      marks_.push_back({What::kIdle, i, mark.time, mark.other_bytes, mark.other_bytes});
+    }
+    return storage.idle;
+  });
+}
+
+// Turns points in time into a clock that stands still in detours.
+class StepRecorder::Clock {
+ public:
+  explicit Clock(const StepRecorder& recorder) : tier_(*recorder.tier_), start_(recorder.marks_.front().time) {}
+
+  double at(const Mark& mark) {
+    const double now = tier_.ms_between(start_, mark.time);
+    if (mark.what == What::kDetour) {
+      open_.push_back({now, 0});
+    } else if (mark.what == What::kDetourEnd && !open_.empty()) {
+      const auto [begin, inside] = open_.back();
+      open_.pop_back();
+      const double span = now - begin;
+      own_ms_ = span - inside;
+      (open_.empty() ? detours_ms_ : open_.back().inside_ms) += span;
+    }
+    last_ = std::max(last_, open_.empty() ? now - detours_ms_ : last_);
+    return last_;
+  }
+
+  [[nodiscard]] bool in_detour() const { return !open_.empty(); }
+
+  // Of the detour that has just ended, without those inside of it.
+  [[nodiscard]] double own_ms() const { return own_ms_; }
+
+ private:
+  struct Open {
+    double begin_ms;
+    double inside_ms;
+  };
+  const Tier& tier_;
+  const Ticket start_;
+  std::vector<Open> open_;
+  double detours_ms_ = 0;
+  double own_ms_ = 0;
+  double last_ = 0;
+};
+
+// LOCK: mutex_
+StepRecord StepRecorder::record() const {
+  StepRecord result;
+  for (const Storage& storage : storages_) {
+    result.storages.push_back(storage.record);
+  }
+  Clock clock(*this);
+  double ms = 0;
+  double ms_before = 0;  // of the mark before
+  for (const Mark& mark : marks_) {
+    const bool after_detour = clock.in_detour();
+    const double now = clock.at(mark);
+    if (mark.what != What::kIdle) {
+      ms_before = std::exchange(ms, now);
+    }
+    if (!after_detour && !result.other.empty()) {
+      result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
+    }
+    if (!clock.in_detour()) {
+      result.other.push_back({ms, mark.other_bytes});
+    }
+    switch (mark.what) {
+      case What::kSaved:
+        result.storages[mark.index].saved_ms = ms;
+        break;
+      case What::kIdle:
+        result.storages[mark.index].idle_ms = ms_before;
+        break;
+      case What::kNeeded:
+        result.storages[mark.index].needed_ms = ms;
+        break;
+      case What::kReleased:
+        result.storages[mark.index].released_ms = ms;
+        break;
+      case What::kBackward:
+        result.backward_ms = ms;
+        break;
+      case What::kEnd:
+        result.end_ms = ms;
+        break;
+      case What::kDetour:
+        break;
+      case What::kDetourEnd:
+        if (mark.index != kNoRecipe) {
+          result.storages[mark.index].recompute_ms = clock.own_ms();
+        }
+        break;
+    }
+  }
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    StorageRecord& storage = result.storages[i];
+    storage.needed_ms = storages_[i].needed ? storage.needed_ms : result.end_ms;
+    storage.bytes = storages_[i].idle ? storage.bytes : 0;
+    storage.released_ms = storages_[i].released ? storage.released_ms : result.end_ms;
+  }
+  return result;
+}
+
+StepRecorder::Detour::Detour(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
+    : recorder_(recorder), recipe_(recipe) {
+  if (recorder_ != nullptr) {
+    const std::lock_guard lock(recorder_->mutex_);
+    recorder_->mark(What::kDetour, recipe_.value_or(kNoRecipe));
+  }
+}
+
+StepRecorder::Detour::~Detour() {
+  if (recorder_ != nullptr) {
+    const std::lock_guard lock(recorder_->mutex_);
+    recorder_->mark(What::kDetourEnd, recipe_.value_or(kNoRecipe));
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,152 @@
+#include "policy/room.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ebb {
+namespace {
+
+constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
+
+std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? bytes - by : 0; }
+
+// A source that the forward pass still uses is in the stash and in the other memory, but takes room once.
+class StashWalk {
+ public:
+  StashWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)
+      : record_(record), decisions_(decisions), device_bytes_(device_bytes) {}
+
+  StashRoom run(const std::vector<StepEvent>& events) {
+    StashRoom room{std::vector<std::uint64_t>(decisions_.size(), kNoBound), kNoBound};
+    if (device_bytes_ == kNoBound) {
+      return room;
+    }
+    std::uint64_t* bound = nullptr;
+    for (const StepEvent& event : events) {
+      switch (event.what) {
+        case StepEvent::What::kLevel:
+          other_ = record_.other[event.index].bytes;
+          break;
+        case StepEvent::What::kSave:
+          save(event.index);
+          bound = &room.after_save[event.index];
+          *bound = in_backward_ ? 0 : kNoBound;
+          break;
+        case StepEvent::What::kIdle:
+          idle(event.index);
+          break;
+        case StepEvent::What::kBackward:
+          bound = &room.in_backward;
+          break;
+        case StepEvent::What::kNeed:
+          in_backward_ = true;
+          break;
+        case StepEvent::What::kRelease:
+          break;
+      }
+      if (bound != nullptr && !in_backward_) {
+        *bound = std::min(*bound, less(device_bytes_ + in_use_, other_ + kept_));
+      }
+    }
+    return room;
+  }
+
+ private:
+  void save(std::uint32_t i) {
+    if (decisions_[i] == Decision::kOffload) {
+      in_use_ += record_.storages[i].bytes;
+    }
+  }
+
+  void idle(std::uint32_t i) {
+    const std::uint64_t bytes = record_.storages[i].bytes;
+    if (decisions_[i] == Decision::kOffload) {
+      in_use_ -= bytes;
+    } else if (decisions_[i] == Decision::kKeep) {
+      kept_ += bytes;
+    }
+  }
+
+  const StepRecord& record_;
+  const std::vector<Decision>& decisions_;
+  const std::uint64_t device_bytes_;
+  std::uint64_t other_ = 0;
+  std::uint64_t kept_ = 0;
+  bool in_backward_ = false;
+  std::uint64_t in_use_ = 0;  // of what is offloaded, by the forward pass
+};
+
+class CopyList {
+ public:
+  CopyList(const StepRecord& record, const std::vector<Decision>& decisions)
+      : record_(record), decisions_(decisions), listed_(decisions.size()) {}
+
+  void add(std::uint32_t i, double needed_ms) {
+    if (listed_[i]) {
+      return;
+    }
+    listed_[i] = true;
+    if (decisions_[i] == Decision::kRecompute) {  // its inputs before it
+      for (const std::uint32_t input : record_.storages[i].inputs) {
+        add(input, needed_ms);
+      }
+    } else if (decisions_[i] == Decision::kOffload) {
+      copies.push_back({i, needed_ms});
+    }
+  }
+
+  std::vector<NeededCopy> copies;
+
+ private:
+  const StepRecord& record_;
+  const std::vector<Decision>& decisions_;
+  std::vector<bool> listed_;
+};
+
+}  // namespace
+
+std::vector<NeededCopy> needed_copies(const StepRecord& record, const std::vector<Decision>& decisions,
+                                      const std::vector<std::uint32_t>& of_need) {
+  CopyList list(record, decisions);
+  for (const std::uint32_t i : of_need) {
+    list.add(i, record.storages[i].needed_ms);
+  }
+  return std::move(list.copies);
+}
+
+StashRoom stash_room(const StepRecord& record, const std::vector<StepEvent>& events,
+                     const std::vector<Decision>& decisions, std::uint64_t device_bytes) {
+  return StashWalk(record, decisions, device_bytes).run(events);
+}
+
+Room make_room(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes) {
+  const std::vector<StepEvent> events = step_events(record);
+  Room room{stash_room(record, events, decisions, device_bytes), {}};
+  std::vector<std::uint32_t> of_need;
+  std::vector<std::uint64_t> most_before;  // of each in of_need: other memory since the one before
+  std::uint64_t other = 0;
+  std::uint64_t most = 0;
+  for (const StepEvent& event : events) {
+    if (event.what == StepEvent::What::kLevel) {
+      other = record.other[event.index].bytes;
+      most = std::max(most, other);
+    } else if (event.what == StepEvent::What::kBackward) {
+      most = other;
+    } else if (event.what == StepEvent::What::kNeed) {
+      of_need.push_back(event.index);
+      most_before.push_back(most);
+      most = other;
+    }
+  }
+  std::size_t next = 0;
+  for (const NeededCopy& copy : needed_copies(record, decisions, of_need)) {
+    std::uint64_t most_to_it = 0;
+    for (; next < of_need.size() && record.storages[of_need[next]].needed_ms <= copy.needed_ms; ++next) {
+      most_to_it = std::max(most_to_it, most_before[next]);
+    }
+    room.copies_in.push_back({copy.storage, device_bytes == kNoBound ? kNoBound : less(device_bytes, most_to_it)});
+  }
+  return room;
+}
+
+}  // namespace ebb

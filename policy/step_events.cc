@@ -1,0 +1,25 @@
+#include "policy/step_events.h"
+
+#include <algorithm>
+
+namespace ebb {
+
+std::vector<StepEvent> step_events(const StepRecord& record) {
+  std::vector<StepEvent> events;
+  events.reserve(4 * record.storages.size() + record.other.size() + 1);
+  for (std::uint32_t i = 0; i < record.storages.size(); ++i) {
+    const StorageRecord& storage = record.storages[i];
+    events.push_back({storage.saved_ms, StepEvent::What::kSave, i});
+    events.push_back({std::max(storage.saved_ms, storage.idle_ms), StepEvent::What::kIdle, i});
+    events.push_back({storage.needed_ms, StepEvent::What::kNeed, i});
+    events.push_back({std::max(storage.released_ms, storage.needed_ms), StepEvent::What::kRelease, i});
+  }
+  for (std::uint32_t i = 0; i < record.other.size(); ++i) {
+    events.push_back({record.other[i].ms, StepEvent::What::kLevel, i});
+  }
+  events.push_back({record.backward_ms, StepEvent::What::kBackward, 0});
+  std::sort(events.begin(), events.end());
+  return events;
+}
+
+}  // namespace ebb

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "policy/step_record.h"
+
+namespace ebb {
+
+// A moment of a recorded step.
+struct StepEvent {
+  // At the same time, in this order: the level that backward begins with is its own.
+  enum class What : std::uint8_t { kBackward, kLevel, kSave, kIdle, kNeed, kRelease };
+
+  double ms = 0;
+  What what = What::kLevel;
+  std::uint32_t index = 0;  // of the storage or the level
+
+  friend bool operator<(const StepEvent& a, const StepEvent& b) {
+    if (a.ms != b.ms) {
+      return a.ms < b.ms;
+    }
+    return a.what != b.what ? a.what < b.what : a.index < b.index;
+  }
+};
+
+// All of them, in order.
+[[nodiscard]] std::vector<StepEvent> step_events(const StepRecord& record);
+
+}  // namespace ebb
