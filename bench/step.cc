@@ -88,6 +88,8 @@ nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& 
 void add_plan(nlohmann::json& result, const PlanReport& plan) {
   result["budget_bytes"] = plan.budget_bytes;
   result["fits"] = plan.fits;
+  result["planned_bytes"] =
+      plan.predicted.kept_bytes + plan.predicted.offloaded_bytes + plan.predicted.recomputed_bytes;
   result["predicted_ms"] = plan.predicted.step_ms;
   result["predicted_none_ms"] = plan.all_kept_ms;
   result["predicted_stalled_ms"] = plan.predicted.stalled_ms;

@@ -105,28 +105,34 @@ std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
 }
 
 bool Core::backward_begins(Tape& tape) {
-  if (!std::ranges::none_of(tapes(std::this_thread::get_id()), &Tape::in_use)) {
-    return false;
+  const bool others_in_use = std::ranges::any_of(tapes(std::this_thread::get_id()), &Tape::in_use);
+  if (planning_ == nullptr) {
+    return !others_in_use && stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
   }
-  if (planning_ != nullptr) {
-    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
-    if (recorder != nullptr) {
-      recorder->backward_begins();
-    }
-    const std::shared_ptr<const Plan> plan = tape.plan();
-    if (plan != nullptr) {
-      const StepRecorder::Detour detour(recorder.get());
-      stash_.shrink_to(plan->room.stash.in_backward);
-    }
-    return plan != nullptr;
+  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+  if (recorder != nullptr) {
+    recorder->backward_begins();
   }
-  return stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
+  const std::shared_ptr<const Plan> plan = tape.plan();
+  if (plan != nullptr) {
+    const StepRecorder::Detour detour(recorder.get());
+    stash_.shrink_to(plan->room.stash.in_backward);
+  }
+  return plan != nullptr && !others_in_use;
 }
 
-void Core::backward_is_over(Tape& tape) {
-  if (planning_ != nullptr) {
+void Core::backward_is_over(Tape& tape, bool failed) {
+  const std::shared_ptr<StepRecorder> recorder = planning_ == nullptr ? nullptr : tape.recorder();
+  if (recorder == nullptr) {
+    return;
+  }
+  if (failed) {  // what it has seen is not a step
+    recorder->give_up();
+    return;
+  }
+  if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: it waits for the device
     const std::lock_guard lock(policy_mutex_);
-    planning_->backward_over(tape);
+    planning_->learn(tape, *recorder, *record);
   }
 }
 
@@ -187,7 +193,12 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
   const std::uint64_t bytes = saved->bytes();
   std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
-  const Decision decision = decide(tensor, *saved, tape, recipe.get());
+  const auto [decision, ordinal] = decide(tensor, *saved, tape, recipe.get());
+  if (planning_ != nullptr && tape.plan() != nullptr) {
+    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+    const StepRecorder::Detour detour(recorder.get());
+    stash_.shrink_to(stash_limit(tape, ordinal));
+  }
   if (decision == Decision::kRecompute && recipe != nullptr) {
     count_dropped(bytes);
     saved->drop(std::move(recipe));
@@ -204,6 +215,11 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   if (!block) {
     saved->stays();
     count_kept(Kept::kNoRoom, bytes);
+    if (planning_ != nullptr && tape.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
+      log_warning("a plan has " + human_bytes(bytes) +
+                  " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
+                  "exceeded");
+    }
     return;
   }
   if (start == Start::kNow) {
@@ -215,7 +231,7 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   }
 }
 
-Decision Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
+Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -243,7 +259,7 @@ Decision Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape,
     planning_->decided(tape);
     enter_step(tensor, saved, tape, recipe, candidate);
   }
-  return decision;
+  return {decision, static_cast<std::uint32_t>(candidate.ordinal)};
 }
 
 void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
@@ -255,10 +271,6 @@ void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape,
   }
   const auto ordinal = static_cast<std::uint32_t>(candidate.ordinal);
   saved.enter_step(ordinal, recorder, index);
-  if (tape.plan() != nullptr) {
-    const StepRecorder::Detour detour(recorder.get());
-    stash_.shrink_to(stash_limit(tape, ordinal));
-  }
 }
 
 void Core::check_window(std::uint64_t bytes) const {

@@ -56,13 +56,14 @@ class Core : public std::enable_shared_from_this<Core> {
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
 
-  // A backward begins on this thread, probably on this step. Whether its first copies in should start at once: never
-  // while another of the thread's steps is in use, whose window they would take.
+  // A backward begins on this thread, probably on this step. With a plan, the streams wait for copies out as it says.
+  // Returns whether the first copies in should start at once: never while another of the thread's steps is in use,
+  // whose window they would take.
   [[nodiscard]] bool backward_begins(Tape& tape);
   void guessed_wrong() { stall_watch_.guessed_wrong(); }
 
-  // It is over.
-  void backward_is_over(Tape& tape);
+  // It is over; `failed`: by an exception. A step that is recorded waits for the device here.
+  void backward_is_over(Tape& tape, bool failed);
 
   [[nodiscard]] std::string explain();
   [[nodiscard]] std::optional<PlanReport> plan_report();
@@ -76,7 +77,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // Counts bytes of a save that is passed through as held on the device until the result is destroyed, which may be
   // after this.
   [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
-    return {account_, bytes, DeviceAccount::Held::What::kPassedThrough};
+    using What = DeviceAccount::Held::What;
+    return {account_, bytes, planning_ == nullptr ? What::kStorage : What::kPassedThrough};
   }
 
   // Count storages, once it is certain what becomes of them.
@@ -127,7 +129,11 @@ class Core : public std::enable_shared_from_this<Core> {
   // Those that live, oldest first.
   [[nodiscard]] std::vector<std::shared_ptr<Tape>> tapes(std::optional<std::thread::id> made_on = std::nullopt);
 
-  Decision decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe);
+  struct Decided {
+    Decision decision;
+    std::uint32_t ordinal;  // as Candidate::ordinal
+  };
+  Decided decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe);
   void enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
                   const Candidate& candidate);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
@@ -167,6 +173,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   std::atomic<std::uint64_t> growths_seen_{0};
   std::atomic<bool> warned_of_host_memory_{false};
+  std::atomic<bool> warned_of_no_room_{false};
 
   Stash stash_;  // last: it lets go of device memory, which the gauges above count
 };

@@ -1,7 +1,10 @@
 #include "offload/early_fetch.h"
 
+#include <exception>
+
 #include "offload/core.h"
 #include "offload/log.h"
+#include "offload/put_off.h"
 #include "offload/tape.h"
 
 namespace ebb {
@@ -23,7 +26,7 @@ void EarlyFetch::expect(const std::shared_ptr<Core>& core, const std::shared_ptr
   expected_here() = {core, tape};
 }
 
-EarlyFetch::EarlyFetch() noexcept {
+EarlyFetch::EarlyFetch() noexcept : exceptions_(std::uncaught_exceptions()) {
   try {
     start();
   } catch (...) {  // no memory for a guess
@@ -40,6 +43,9 @@ void EarlyFetch::start() {
   core->tier().flush();
   core_ = std::move(core);
   tape_ = std::move(tape);
+  if (tape_->plan() != nullptr) {  // what waits for its operation to be over would stay, and the plan has it away
+    PutOff::of_this_thread().start_all();
+  }
   if (!tape_->in_use() && !tape_->tried_early() && core_->backward_begins(*tape_)) {
     fetched_ = true;
     tape_->fetch_early(core_->tier().current_stream());
@@ -60,7 +66,7 @@ EarlyFetch::~EarlyFetch() {
     }
   }
   try {
-    core_->backward_is_over(*tape_);
+    core_->backward_is_over(*tape_, /*failed=*/std::uncaught_exceptions() > exceptions_);
   } catch (...) {
     log_warning("a step could not be recorded; the next one is");
   }

@@ -29,6 +29,7 @@ class EarlyFetch {
   std::shared_ptr<Core> core_;  // null unless the thread has saves that backward may use
   std::shared_ptr<Tape> tape_;  // as core_
   bool fetched_ = false;        // copies may have been started
+  int exceptions_;              // under way when it began
 };
 
 }  // namespace ebb

@@ -28,7 +28,10 @@ void check_size(const char* name, const std::optional<std::uint64_t>& bytes) {
 }
 
 struct BudgetFault {
-  std::string operator()(const DeviceBytes& budget) const { return budget.bytes == 0 ? "0 bytes" : ""; }
+  std::string operator()(const DeviceBytes& budget) const {
+    const bool usable = budget.bytes == kUnlimited || (budget.bytes != 0 && budget.bytes <= kLargestSize);
+    return usable ? "" : std::to_string(static_cast<std::int64_t>(budget.bytes)) + " bytes";
+  }
   std::string operator()(const ShareOfFree& budget) const {
     return budget.share > 0 && budget.share <= 1 ? "" : "a share of " + std::to_string(budget.share);
   }

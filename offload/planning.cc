@@ -38,8 +38,22 @@ Planning::Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, 
 
 void Planning::step_begun(Tape& tape) {
   const std::optional<std::uint64_t> step = policy_->recorded_step();
+  if (step) {
+    count_unrecorded();
+  }
   tape.record_by(step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr);
   tape.follow(nullptr);
+}
+
+// Evaluation is recorded too, and gives none: a few are nothing to speak of.
+void Planning::count_unrecorded() {
+  constexpr int kMany = 20;
+  if (++unrecorded_ == kMany) {
+    log_warning(
+        "Options::device_budget: " + std::to_string(kMany) +
+        " forward passes gave no record to plan from, so that everything moves or is recomputed. Backward has to "
+        "begin on the thread and the stream of the forward pass, and on its graph.");
+  }
 }
 
 void Planning::decided(Tape& tape) {
@@ -58,7 +72,7 @@ void Planning::decided(Tape& tape) {
     measured_.plan = std::move(plan);
   }
   constexpr int kMeasuredStep = 2;
-  if (++measured_.steps == kMeasuredStep) {
+  if (++measured_.steps >= kMeasuredStep && !measured_.cost) {
     tape.record_by(std::make_shared<StepRecorder>(tier_, account_, meter_, kNotToLearnFrom));
   }
 }
@@ -82,17 +96,13 @@ void Planning::check(const Plan& plan) {
   }
 }
 
-void Planning::backward_over(Tape& tape) {
-  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
-  const std::optional<StepRecord> record = recorder == nullptr ? std::nullopt : recorder->finish();
-  if (!record) {
-    return;
-  }
-  if (recorder->step() != kNotToLearnFrom) {
-    policy_->learn(recorder->step(), *record);
+void Planning::learn(Tape& tape, const StepRecorder& recorder, const StepRecord& record) {
+  unrecorded_ = 0;
+  if (recorder.step() != kNotToLearnFrom) {
+    policy_->learn(recorder.step(), record);
   } else if (measured_.plan == tape.plan()) {
-    measured_.cost = recorder->cost();
-    policy_->correct(measured_.plan, record->end_ms);
+    measured_.cost = recorder.cost();
+    policy_->correct(measured_.plan, record.end_ms);
   }
 }
 

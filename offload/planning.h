@@ -40,8 +40,8 @@ class Planning {
   // LOCK. The policy has decided about a candidate. Throws c10::Error, or warns once, where the goal cannot be met.
   void decided(Tape& tape);
 
-  // LOCK. A backward pass is over, probably on this step.
-  void backward_over(Tape& tape);
+  // LOCK. What was recorded of a step that is over.
+  void learn(Tape& tape, const StepRecorder& recorder, const StepRecord& record);
 
   // LOCK. See Offloader.
   [[nodiscard]] std::optional<PlanReport> report() const;
@@ -54,6 +54,7 @@ class Planning {
     std::optional<StepCost> cost;
   };
 
+  void count_unrecorded();
   void check(const Plan& plan);
 
   const std::shared_ptr<Planned> policy_;
@@ -61,7 +62,8 @@ class Planning {
   const std::shared_ptr<DeviceAccount> account_;
   const DeviceMeter meter_;
   const Unmet unmet_;
-  bool warned_ = false;  // LOCK, as the next
+  bool warned_ = false;  // LOCK, as all below
+  int unrecorded_ = 0;   // steps in a row that were to be recorded and gave no record
   Measured measured_;
 };
 

@@ -67,6 +67,7 @@ SavedStorage::~SavedStorage() {
 
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
                               std::uint32_t index_in_record) {
+  const std::lock_guard lock(mutex_);  // another thread may share the storage already
   ordinal_ = ordinal;
   recorder_ = std::move(recorder);
   index_in_record_ = index_in_record;
@@ -154,13 +155,15 @@ void SavedStorage::send_out_now() noexcept {
 }
 
 c10::Storage SavedStorage::get_recorded(Use& use) {
-  if (recorder_ == nullptr) {
-    return get(use);
+  std::shared_ptr<StepRecorder> recorder;
+  {
+    const std::lock_guard lock(mutex_);
+    recorder = recorder_;
   }
-  if (!Recipe::runs_here()) {
-    recorder_->needed(index_in_record_);
+  if (recorder != nullptr && !Recipe::runs_here()) {
+    recorder->needed(index_in_record_);
   }
-  const StepRecorder::Detour detour(recorder_.get());
+  const StepRecorder::Detour detour(recorder.get());
   return get(use);
 }
 

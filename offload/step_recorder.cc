@@ -82,6 +82,12 @@ std::optional<StepRecord> StepRecorder::finish() {
   return result;
 }
 
+void StepRecorder::give_up() noexcept {
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  marks_.clear();
+}
+
 StepCost StepRecorder::cost() const {
   const std::lock_guard lock(mutex_);
   return cost_;

@@ -56,8 +56,12 @@ class StepRecorder {
 
   void backward_begins() noexcept;
 
-  // Backward is over: waits for the device to get there. nullopt if there was none, or no clock.
+  // Backward is over: waits for the device to get there. nullopt if there was none, or no clock. What a second backward
+  // pass over the step does is not recorded.
   [[nodiscard]] std::optional<StepRecord> finish();
+
+  // It will give no record.
+  void give_up() noexcept;
 
   // From its first mark to its last, and the most device memory in use; of a step that is over.
   [[nodiscard]] StepCost cost() const;

@@ -119,6 +119,7 @@ void Tape::begin_use_locked() {
 
 void Tape::recall_order_locked() {
   const std::size_t count = storages_.size();
+  held_bytes_.clear();
   order_ = plan_ == nullptr ? book_->recall(signature_, count) : planned_order_locked();
   rank_.resize(count);
   for (std::uint32_t rank = 0; rank < count; ++rank) {
@@ -138,7 +139,6 @@ std::vector<std::uint32_t> Tape::planned_order_locked() {
     }
   }
   std::vector<std::uint32_t> order;
-  held_bytes_.clear();
   for (const Room::CopyIn& copy : plan_->room.copies_in) {
     if (const std::uint32_t position = position_of[copy.storage]; position != kNone) {
       listed[position] = true;

@@ -178,7 +178,8 @@ class Predictor::Run {
         continue;
       }
       const std::uint64_t more = state.where == Where::kAway ? record_.storages[i].bytes : 0;
-      if (ahead_.most(level_, needed_ms) + held_ + more > predictor_.limits_.device_bytes) {
+      if (ahead_.most(level_, std::max(needed_ms, record_.storages[i].released_ms)) + held_ + more >
+          predictor_.limits_.device_bytes) {
         return;
       }
       if (state.where == Where::kAway) {

@@ -16,7 +16,7 @@ namespace ebb {
 // when the forward pass has let go of it, and one that is offloaded until its copy out is done. If the sources of
 // copies out would take more than their room (StashRoom), compute waits for the oldest; that happens at saves and where
 // backward begins, because there the runtime can make it wait. Copies in start when backward has begun and there is
-// room under the limit, now and until the need; a storage that is still on the device is not copied. What is dropped
+// room under the limit, now and until its release; a storage that is still on the device is not copied. What is dropped
 // holds nothing until it is needed; its recipe then has its inputs brought back first, and takes its time. All is
 // released when its record says so. Where waiting does not help, the limit is passed, and the peak says so.
 //

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "policy/levels_ahead.h"
+
 namespace ebb {
 namespace {
 
@@ -103,6 +105,13 @@ class CopyList {
   std::vector<bool> listed_;
 };
 
+// The first of the levels that hold at `ms`: what begins there counts, and else what began before.
+std::size_t first_level(const std::vector<StepRecord::Level>& levels, double ms) {
+  const auto next = std::ranges::lower_bound(levels, ms, {}, &StepRecord::Level::ms);
+  const auto index = static_cast<std::size_t>(next - levels.begin());
+  return index > 0 && (next == levels.end() || next->ms > ms) ? index - 1 : index;
+}
+
 }  // namespace
 
 std::vector<NeededCopy> needed_copies(const StepRecord& record, const std::vector<Decision>& decisions,
@@ -123,28 +132,19 @@ Room make_room(const StepRecord& record, const std::vector<Decision>& decisions,
   const std::vector<StepEvent> events = step_events(record);
   Room room{stash_room(record, events, decisions, device_bytes), {}};
   std::vector<std::uint32_t> of_need;
-  std::vector<std::uint64_t> most_before;  // of each in of_need: other memory since the one before
-  std::uint64_t other = 0;
-  std::uint64_t most = 0;
   for (const StepEvent& event : events) {
-    if (event.what == StepEvent::What::kLevel) {
-      other = record.other[event.index].bytes;
-      most = std::max(most, other);
-    } else if (event.what == StepEvent::What::kBackward) {
-      most = other;
-    } else if (event.what == StepEvent::What::kNeed) {
+    if (event.what == StepEvent::What::kNeed) {
       of_need.push_back(event.index);
-      most_before.push_back(most);
-      most = other;
     }
   }
-  std::size_t next = 0;
+  LevelsAhead ahead(record.other);
+  std::size_t level = first_level(record.other, record.backward_ms);
   for (const NeededCopy& copy : needed_copies(record, decisions, of_need)) {
-    std::uint64_t most_to_it = 0;
-    for (; next < of_need.size() && record.storages[of_need[next]].needed_ms <= copy.needed_ms; ++next) {
-      most_to_it = std::max(most_to_it, most_before[next]);
-    }
-    room.copies_in.push_back({copy.storage, device_bytes == kNoBound ? kNoBound : less(device_bytes, most_to_it)});
+    // It is on the device until it is released, whatever is needed before that.
+    const double until_ms = std::max(copy.needed_ms, record.storages[copy.storage].released_ms);
+    const std::uint64_t most = ahead.most(level, until_ms);
+    room.copies_in.push_back({copy.storage, device_bytes == kNoBound ? kNoBound : less(device_bytes, most)});
+    level = first_level(record.other, copy.needed_ms);
   }
   return room;
 }

@@ -281,6 +281,74 @@ TEST_CASE_METHOD(NoLeak, "evaluation and other graphs between do not disturb the
   CHECK(rig.offloader().plan_report());
 }
 
+TEST_CASE_METHOD(NoLeak, "an older graph that is kept alive does not stand in the way of plans, nor of their budget") {
+  Device device;
+  const std::uint64_t budget = between(device, 0.5) + 40 * kMatrix;  // for the other graph
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  Inputs old;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    loss = network(old);
+    loss.backward({}, /*retain_graph=*/true);
+  }
+  for (int step = 0; step < kUntilSettled; ++step) {
+    device.start_peak();
+    train_step(&rig.offloader());
+    if (step > kUntilPlanned) {
+      CHECK(device.peak() <= budget);
+    }
+  }
+  CHECK(rig.offloader().plan_report());
+}
+
+TEST_CASE_METHOD(NoLeak, "a step that strays from its plan after another graph's backward has begun on it is right") {
+  Device device;
+  Rig rig(planned(LeastMemory{}, &device));
+  for (int step = 0; step < kUntilSettled; ++step) {
+    train_step(&rig.offloader());
+  }
+  const auto straying = [](Offloader* offloader) {
+    Inputs in;
+    const Run run(offloader);
+    const auto guard = run.guard();
+    at::Tensor x = in.activation({64, 64});
+    for (int i = 0; i < 3 * kLayers; ++i) {
+      x = at::silu(x.matmul(in.leaf({64, 64})));
+      if (i == kLayers / 2) {
+        Inputs other;
+        other.activation({4}).sin().sum().backward();
+      }
+    }
+    in.loss(x).backward();
+    return in.gradients();
+  };
+  check_same({straying(nullptr), ""}, {straying(&rig.offloader()), ""});
+}
+
+TEST_CASE_METHOD(NoLeak, "a backward that fails is not learned from") {
+  Device device;
+  Rig rig(planned(DeviceBytes{kUnlimited}, &device));
+  train_step(&rig.offloader());
+  {
+    Inputs in;
+    const OffloadGuard guard(rig.offloader());
+    at::Tensor x = in.activation({64, 64});
+    at::Tensor middle;
+    for (int i = 0; i < kLayers; ++i) {
+      x = at::silu(x.matmul(in.leaf({64, 64})));
+      if (i == kLayers / 2) {
+        x.register_hook([](const at::Tensor& /*gradient*/) -> at::Tensor { throw std::runtime_error("a hook's"); });
+      }
+    }
+    CHECK_THROWS_WITH(in.loss(x).backward(), Contains("a hook's"));
+  }
+  forget_failed_backward();
+  CHECK_FALSE(rig.offloader().plan_report());
+  train_step(&rig.offloader());
+  CHECK(rig.offloader().plan_report());
+}
+
 TEST_CASE_METHOD(NoLeak, "what something else keeps on the device is not moved") {
   Device device;
   Setting setting = planned(LeastMemory{}, &device);
@@ -362,6 +430,7 @@ TEST_CASE("options that a plan takes the place of, and budgets that are none, ar
   const auto as_it_is = [](Options& /*options*/) {};
   CHECK(refusal(DeviceBytes{1}, as_it_is) == "accepted");
   CHECK_THAT(refusal(DeviceBytes{0}, as_it_is), Contains("device_budget is 0 bytes"));
+  CHECK_THAT(refusal(DeviceBytes{std::uint64_t(-2)}, as_it_is), Contains("device_budget is -2 bytes"));
   CHECK_THAT(refusal(ShareOfFree{0}, as_it_is), Contains("a share of 0"));
   CHECK_THAT(refusal(ShareOfFree{1.5}, as_it_is), Contains("a share of 1.5"));
   CHECK_THAT(refusal(ShareOfFree{0.5}, as_it_is), Contains("not known of the CPU"));

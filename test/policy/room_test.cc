@@ -143,11 +143,12 @@ TEST_CASE("other memory of forward does not count for copies in") {
   CHECK(copies_in(make_room(record, {kOffload, kOffload}, 30)) == Copies{{1, 25}, {0, 25}});
 }
 
-TEST_CASE("a recipe's input is copied in when its result is needed") {
+TEST_CASE("a copy in has room until it is released, for other memory may rise before that") {
   StepRecord record = two_storages();
-  recompute_from(record, 1, {0});
-  record.other = {{0, 5}, {55, 12}};
-  CHECK(copies_in(make_room(record, {kOffload, kRecompute}, 30)) == Copies{{0, 25}});
+  record.other = {{0, 5}, {55, 12}, {58, 5}};
+  CHECK(copies_in(make_room(record, {kKeep, kOffload}, 30)) == Copies{{1, 18}});
+  record.other = {{0, 5}, {61, 12}};
+  CHECK(copies_in(make_room(record, {kKeep, kOffload}, 30)) == Copies{{1, 25}});
 }
 
 TEST_CASE("there is no room where other memory takes it all") {
