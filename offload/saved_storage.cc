@@ -294,10 +294,11 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
   if (std::optional<c10::Storage> source = live_source()) {
     // Where steps wait for copies, what the stash still has takes no room in the window: it would fill it, and no copy
     // would start.
+    const std::uint64_t more = source_lease_.expired() ? bytes_ : 0;  // if others have it, it would go without ebb
     const bool beside_window = !held_bytes && core_->sources_beside_window();
     Gauge::Lease room;
     if (beside_window ? !core_->retained().try_hold(bytes_, core_->stash_limit(), room)
-                      : !take_room(0, held_bytes, room)) {
+                      : !take_room(more, held_bytes, room)) {
       return beside_window;  // somebody else has it: perhaps for long enough
     }
     back_ =
