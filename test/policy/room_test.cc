@@ -143,6 +143,16 @@ TEST_CASE("other memory of forward does not count for copies in") {
   CHECK(copies_in(make_room(record, {kOffload, kOffload}, 30)) == Copies{{1, 25}, {0, 25}});
 }
 
+TEST_CASE("what will be recomputed before a copy in is released takes room from it") {
+  StepRecord record = two_storages();
+  record.storages[1].released_ms = 75;
+  recompute_from(record, 1, {});
+  CHECK(copies_in(make_room(record, {kOffload, kRecompute}, 30)) == Copies{{0, 15}});
+  record.storages[1].needed_ms = 81;
+  record.storages[1].released_ms = 82;
+  CHECK(copies_in(make_room(record, {kOffload, kRecompute}, 30)) == Copies{{0, 25}});
+}
+
 TEST_CASE("a copy in has room until it is released, for other memory may rise before that") {
   StepRecord record = two_storages();
   record.other = {{0, 5}, {55, 12}, {58, 5}};
