@@ -34,6 +34,7 @@ Options offloader_options(const TrainOptions& options, bool enabled) {
   chosen.enabled = enabled;
   chosen.record_timeline = !options.report.empty();
   if (chosen.device_budget) {
+    chosen.planned_minimum_bytes = options.minimum_bytes;
     return chosen;
   }
   chosen.policy = minimum_size(
@@ -85,6 +86,7 @@ void set_budget(TrainOptions& options, const Text& text, DeviceMemory& memory) {
                 format_bytes(peak).c_str());
   } else {
     bytes = std::get<std::uint64_t>(*options.device_budget);
+    std::printf("budget: %s\n", format_bytes(bytes).c_str());
   }
   options.ebb.device_budget = DeviceBytes{bytes};
   options.ebb.device_meter = memory.meter();

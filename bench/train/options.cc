@@ -95,13 +95,17 @@ void add_result_flags(CLI::App& app, TrainOptions& o) {
       ->group(group);
 }
 
+// A number without a unit is a share, and sizes have one.
 DeviceMemoryBudget parse_budget(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
-  if (end != text.c_str() && *end == '\0' && number > 0 && number <= 1) {
-    return number;
+  if (end == text.c_str() || *end != '\0') {
+    return parse_bytes(text);
   }
-  return parse_bytes(text);
+  if (!(number > 0 && number <= 1)) {
+    throw std::invalid_argument("'" + text + "' is neither a share in (0, 1] nor a size with a unit, such as 24GiB");
+  }
+  return number;
 }
 
 void add_plan_flags(CLI::App& app, TrainOptions& o) {
@@ -120,7 +124,7 @@ void add_plan_flags(CLI::App& app, TrainOptions& o) {
              "what the same training takes without ebb (which two steps of it then find out first)")
           ->type_name("SIZE|SHARE")
           ->group(group);
-  for (const char* const other : {"--stash", "--window", "--recompute", "--minimum", "--no-offload"}) {
+  for (const char* const other : {"--stash", "--window", "--recompute", "--no-offload"}) {
     budget->excludes(app.get_option(other));
   }
   app.add_flag("--explain", o.explain, "Print the plan, and what it took, at the end")->needs(budget)->group(group);
