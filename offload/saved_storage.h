@@ -139,7 +139,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
   const c10::VariableVersion version_;  // kept alive for VersionId
-  std::uint32_t ordinal_ = 0;           // as the next two, written before anybody else knows of this
+  std::uint32_t ordinal_ = 0;           // as the next two: written once, under mutex_
   std::uint32_t index_in_record_ = 0;
   std::shared_ptr<StepRecorder> recorder_;
 
