@@ -10,6 +10,7 @@
 #include "policy/budget.h"
 #include "policy/planner.h"
 #include "policy/predict.h"
+#include "test/policy/two_storages.h"
 
 namespace ebb {
 namespace {
@@ -20,18 +21,6 @@ constexpr std::uint64_t kOtherBytes = 5;
 constexpr Decision kKeep = Decision::kKeep;
 constexpr Decision kOffload = Decision::kOffload;
 constexpr Decision kRecompute = Decision::kRecompute;
-
-// Two storages of 10 bytes, saved at 10 and 20 ms; backward begins at 40, needs the second from 50 to 60, and the first
-// from 70 to 80, where it ends. The first one's copies hide behind compute; the second one's would not, both ways.
-StepRecord two_storages() {
-  StepRecord record;
-  record.storages = {{.bytes = 10, .saved_ms = 10, .needed_ms = 70, .released_ms = 80},
-                     {.bytes = 10, .saved_ms = 20, .needed_ms = 50, .released_ms = 60}};
-  record.other = {{0, kOtherBytes}};
-  record.backward_ms = 40;
-  record.end_ms = 80;
-  return record;
-}
 
 // `count` storages, some of which may be recomputed from earlier ones; backward needs them last to first.
 StepRecord random_step(std::mt19937_64& random, std::size_t count) {

@@ -4,6 +4,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "test/policy/two_storages.h"
+
 namespace ebb {
 namespace {
 
@@ -12,18 +14,6 @@ constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, 
 constexpr Decision kKeep = Decision::kKeep;
 constexpr Decision kOffload = Decision::kOffload;
 constexpr Decision kRecompute = Decision::kRecompute;
-
-// Two storages of 10 bytes, saved at 10 and 20 ms; backward begins at 40, needs the second from 50 to 60, and the first
-// from 70 to 80, where it ends.
-StepRecord two_storages() {
-  StepRecord record;
-  record.storages = {{.bytes = 10, .saved_ms = 10, .needed_ms = 70, .released_ms = 80},
-                     {.bytes = 10, .saved_ms = 20, .needed_ms = 50, .released_ms = 60}};
-  record.other = {{0, 5}};
-  record.backward_ms = 40;
-  record.end_ms = 80;
-  return record;
-}
 
 Prediction predicted(const StepRecord& record, const std::vector<Decision>& decisions,
                      std::uint64_t device_bytes = kUnlimited) {

@@ -7,6 +7,7 @@
 #include <catch2/catch.hpp>
 
 #include "policy/budget.h"
+#include "test/policy/two_storages.h"
 
 namespace ebb {
 namespace {
@@ -14,18 +15,6 @@ namespace {
 constexpr Decision kKeep = Decision::kKeep;
 constexpr Decision kOffload = Decision::kOffload;
 constexpr Decision kRecompute = Decision::kRecompute;
-
-// Two storages of 10 bytes, saved at 10 and 20 ms; backward begins at 40, needs the second from 50 to 60, and the first
-// from 70 to 80, where it ends.
-StepRecord two_storages() {
-  StepRecord record;
-  record.storages = {{.bytes = 10, .saved_ms = 10, .needed_ms = 70, .released_ms = 80},
-                     {.bytes = 10, .saved_ms = 20, .needed_ms = 50, .released_ms = 60}};
-  record.other = {{0, 5}};
-  record.backward_ms = 40;
-  record.end_ms = 80;
-  return record;
-}
 
 // The same with a third, saved at 30, that is needed from 45 to 50.
 StepRecord three_storages() {
