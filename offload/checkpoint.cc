@@ -1,6 +1,5 @@
 #include "offload/checkpoint.h"
 
-#include <memory>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -15,7 +14,7 @@ std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vec
     return function(inputs);
   }
   install_engine();
-  return Region::run(std::make_shared<Region>(std::move(function), inputs), inputs);
+  return Region::run(Region::make(std::move(function), inputs), inputs);
 }
 
 }  // namespace ebb

@@ -20,6 +20,9 @@ using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::ve
 // as the graph, and sees side effects twice. Inputs that are written to raise LibTorch's error. A function that goes
 // backward over what it has computed itself gets c10::Error.
 //
+// Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region
+// whether it is run again; where there is room, what it saves stays, and the function runs once.
+//
 // Regions may nest, in each other and with guards, be unpacked in any order and more than once (retain_graph), and be
 // derived twice. All that is saved inside is the region's, whatever guards the function enters.
 //

@@ -1,21 +1,14 @@
 #include "offload/core.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
-
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "offload/early_fetch.h"
 #include "offload/engine.h"
 #include "offload/log.h"
-#include "offload/put_off.h"
-#include "offload/recipe.h"
 #include "offload/step_recorder.h"
 #include "streams/checked_tier.h"
-#include "streams/system_memory.h"
 
 namespace ebb {
 namespace {
@@ -30,22 +23,6 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 DeviceMeter meter(const Options& options, const Tier& tier) {
   return options.device_meter || !tier.device().is_cuda() ? options.device_meter : cuda_meter(tier.device());
 }
-
-// What a recipe takes, as far as it is of the same recorded step.
-std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const Recipe* recipe) {
-  std::vector<std::uint32_t> inputs;
-  if (recipe != nullptr) {
-    for (const auto& input : recipe->inputs()) {
-      const SavedStorage* const storage = input == nullptr ? nullptr : input->storage();
-      if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
-        inputs.push_back(*index);
-      }
-    }
-  }
-  return inputs;
-}
-
-std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
 
 }  // namespace
 
@@ -94,19 +71,33 @@ std::vector<std::shared_ptr<Tape>> Core::tapes(std::optional<std::thread::id> ma
   return found;
 }
 
-void Core::make_room_on_device() {
-  stash_.drain();
-  std::ranges::for_each(tapes(), &Tape::drop_guesses);
-}
-
-std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
-  const std::optional<Kept> never_moved = exclusions_.reason(tensor);
-  return never_moved || storage_bytes(tensor) >= least_bytes_ ? never_moved : Kept::kPolicy;
+std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
+  const std::uint64_t before = account_->held.now_bytes();
+  const auto gone = [&] { return before - std::min(before, account_->held.now_bytes()); };
+  const auto enough = [&] { return gone() >= bytes; };
+  try {
+    stash_.drain();
+    for (const std::shared_ptr<Tape>& tape : tapes()) {
+      if (const std::shared_ptr<StepRecorder> recorder = tape->recorder()) {
+        recorder->disturb();
+      }
+      if (!enough()) {
+        tape->drop_guesses();
+      }
+      if (!enough()) {
+        tape->evict(enough);
+      }
+    }
+  } catch (...) {
+    log_warning("a tensor that was kept could not be moved to make room on the device");
+  }
+  return gone();
 }
 
 bool Core::backward_begins(Tape& tape) {
   const bool others_in_use = std::ranges::any_of(tapes(std::this_thread::get_id()), &Tape::in_use);
   if (planning_ == nullptr) {
+    warn_of_head(tape);
     return !others_in_use && stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
   }
   const std::shared_ptr<StepRecorder> recorder = tape.recorder();
@@ -119,6 +110,23 @@ bool Core::backward_begins(Tape& tape) {
     stash_.shrink_to(plan->room.stash.in_backward);
   }
   return plan != nullptr && !others_in_use;
+}
+
+// Note [The head]
+// What is saved right before backward is wanted back at once, so that its copies are waited for from end to end. With a
+// plan it stays, as all does whose way back is too short. Without one the user has to say so, and is told in the first
+// step, if the last save looks like a head's: several times as large as any other.
+void Core::warn_of_head(Tape& tape) {
+  if (looked_for_head_.exchange(true)) {
+    return;
+  }
+  constexpr std::uint64_t kTimes = 3;
+  constexpr std::uint64_t kLarge = std::uint64_t{16} << 20;
+  const Tape::LastSave last = tape.last_save();
+  if (last.bytes >= kLarge && last.bytes >= kTimes * last.largest_before) {
+    log_warning("the step's last saved tensor, of " + human_bytes(last.bytes) +
+                ", is moved right before backward wants it: put a NoOpGuard around the output head and the loss.");
+  }
 }
 
 void Core::backward_is_over(Tape& tape, bool failed) {
@@ -144,157 +152,6 @@ std::optional<PlanReport> Core::plan_report() {
 std::string Core::explain() {
   const std::lock_guard lock(policy_mutex_);
   return planning_ == nullptr ? "no plan: Options::device_budget is not set\n" : planning_->explain();
-}
-
-void Core::count_kept(Kept reason, const at::Tensor& tensor) {
-  const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
-  counters_.saved.add(bytes);
-  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
-}
-
-void Core::count_offloaded(std::uint64_t bytes) {
-  counters_.offloaded.add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("offload " + human_bytes(bytes));
-  }
-}
-
-void Core::count_dropped(std::uint64_t bytes) {
-  counters_.dropped.add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("drop " + human_bytes(bytes));
-  }
-}
-
-void Core::count_kept(Kept reason, std::uint64_t bytes) {
-  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));
-  }
-}
-
-std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
-  const c10::Storage& storage = tensor.storage();
-  const std::uint64_t bytes = storage.nbytes();
-  bool inserted = false;
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
-      storage, VersionId(version),
-      [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
-  if (inserted) {
-    place(saved, tensor, *tape, start);
-  } else {
-    counters_.deduplicated.add(bytes);
-  }
-  counters_.saved.add(bytes);
-  return saved;
-}
-
-void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
-  const std::uint64_t bytes = saved->bytes();
-  std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
-  const auto [decision, ordinal] = decide(tensor, *saved, tape, recipe.get());
-  if (planning_ != nullptr && tape.plan() != nullptr) {
-    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
-    const StepRecorder::Detour detour(recorder.get());
-    stash_.shrink_to(stash_limit(tape, ordinal));
-  }
-  if (decision == Decision::kRecompute && recipe != nullptr) {
-    count_dropped(bytes);
-    saved->drop(std::move(recipe));
-    return;
-  }
-  if (decision != Decision::kOffload) {
-    saved->stays();
-    count_kept(Kept::kPolicy, bytes);
-    return;
-  }
-  check_window(bytes);
-  std::optional<Block> block = tier_->try_acquire(bytes);
-  warn_if_host_memory_is_short(/*refused=*/!block);
-  if (!block) {
-    saved->stays();
-    count_kept(Kept::kNoRoom, bytes);
-    if (planning_ != nullptr && tape.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
-      log_warning("a plan has " + human_bytes(bytes) +
-                  " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
-                  "exceeded");
-    }
-    return;
-  }
-  if (start == Start::kNow) {
-    saved->send_out(*std::move(block), tier_->current_stream());
-  } else {
-    saved->stays();
-    saved->send_out_later(*std::move(block), tier_->current_stream());
-    PutOff::of_this_thread().add(saved);
-  }
-}
-
-Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
-  Candidate candidate;
-  candidate.bytes = tensor.storage().nbytes();
-  std::string operation;
-  if (policy_needs_operation_) {
-    if (const auto& grad_fn = tensor.grad_fn()) {
-      operation = grad_fn->name();
-    }
-    candidate.operation = operation;
-  }
-  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
-  const std::lock_guard lock(policy_mutex_);
-  candidate.ordinal = tape.next_candidate();
-  if (candidate.ordinal == 0) {
-    if (book_->take_dropped()) {
-      options_.policy->drop_step();
-    }
-    options_.policy->begin_step();
-    ++counters_.steps;
-    if (planning_ != nullptr) {
-      planning_->step_begun(tape);
-    }
-  }
-  const Decision decision = options_.policy->decide(candidate);
-  if (planning_ != nullptr) {
-    planning_->decided(tape);
-    enter_step(tensor, saved, tape, recipe, candidate);
-  }
-  return {decision, static_cast<std::uint32_t>(candidate.ordinal)};
-}
-
-void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
-                      const Candidate& candidate) {
-  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
-  std::uint32_t index = 0;
-  if (recorder != nullptr) {
-    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe));
-  }
-  const auto ordinal = static_cast<std::uint32_t>(candidate.ordinal);
-  saved.enter_step(ordinal, recorder, index);
-}
-
-void Core::check_window(std::uint64_t bytes) const {
-  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
-              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
-              ": it could never be fetched ahead. Set the window to at least the largest tensor's bytes, or keep such "
-              "tensors by a policy or a NoOpGuard.");
-}
-
-// Reading the kernel's figures takes tens of microseconds, so only when the pool has grown or could not.
-void Core::warn_if_host_memory_is_short(bool refused) {
-  const PoolStats pool = tier_->pool_stats();
-  if ((growths_seen_.exchange(pool.growths) == pool.growths && !refused) || warned_of_host_memory_) {
-    return;
-  }
-  const SystemMemory memory = read_system_memory();
-  const double used = 1.0 - static_cast<double>(memory.available_bytes) / static_cast<double>(memory.total_bytes);
-  if (used <= options_.host_memory_warning || warned_of_host_memory_.exchange(true)) {
-    return;
-  }
-  log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
-              " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
-              " are available; saves hold " + human_bytes(pool.capacity_bytes) +
-              (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
 }
 
 std::uint64_t Core::stash_limit() const {
@@ -338,6 +195,7 @@ Stats Core::stats() {
   stats.saved = counters_.saved.count();
   stats.offloaded = counters_.offloaded.count();
   stats.dropped = counters_.dropped.count();
+  stats.evicted = counters_.evicted.count();
   stats.deduplicated = counters_.deduplicated.count();
   std::transform(counters_.kept.begin(), counters_.kept.end(), stats.kept.begin(),
                  [](const Counter& counter) { return counter.count(); });

@@ -49,9 +49,13 @@ class Core : public std::enable_shared_from_this<Core> {
   // The thread's earlier steps then give up what they have fetched ahead.
   [[nodiscard]] std::shared_ptr<Tape> tape_of_this_thread();
 
-  // Gives up the device memory that ebb can do without: sources whose copies out are under way, for which the streams
-  // wait, and what was fetched ahead.
-  void make_room_on_device();
+  // Lets go of at least so much device memory, if it can: of sources whose copies out are under way, for which the
+  // streams wait, of what was fetched ahead, and then of what the policy has kept. Returns how much it was. Waits for
+  // no lock under which device memory is asked for: whoever calls this may hold the device allocator's.
+  std::uint64_t evict(std::uint64_t bytes) noexcept;
+
+  // The largest storage that was saved so far, wherever it stayed.
+  [[nodiscard]] std::uint64_t largest_saved_bytes() const { return largest_saved_bytes_; }
 
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
@@ -81,9 +85,13 @@ class Core : public std::enable_shared_from_this<Core> {
     return {account_, bytes, planning_ == nullptr ? What::kStorage : What::kPassedThrough};
   }
 
+  // Counts bytes as a storage's that is held on the device.
+  [[nodiscard]] DeviceAccount::Held hold(std::uint64_t bytes) { return {account_, bytes}; }
+
   // Count storages, once it is certain what becomes of them.
   void count_offloaded(std::uint64_t bytes);
   void count_dropped(std::uint64_t bytes);
+  void count_evicted(std::uint64_t bytes);
   void count_kept(Kept reason, std::uint64_t bytes);
 
   // When the copy of a newly saved storage starts.
@@ -97,6 +105,19 @@ class Core : public std::enable_shared_from_this<Core> {
   // that cannot start the copy. The save is then as if it had not been made.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
                                                    Start start = Start::kNow);
+
+  // The same for one that stays without the policy being asked, unless it is saved already: `region` has those of the
+  // checkpointed region that runs. They are unknown outside of it, where the policy is asked as if it had run again.
+  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
+                                                   StorageTable& region);
+
+  // A checkpointed region begins, which has saved these inputs; asks the policy, if that plans. nullopt: it does not.
+  struct RegionsPlace {
+    bool stays;                              // what the region saves
+    std::shared_ptr<StepRecorder> recorder;  // of the step; null for none
+    std::uint32_t index;                     // in its record
+  };
+  [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs, Tape& tape);
 
   // The SavedStorage is being destroyed.
   void forget(const SavedStorage& saved) { table_.erase(saved.source_identity(), &saved); }
@@ -134,10 +155,12 @@ class Core : public std::enable_shared_from_this<Core> {
     std::uint32_t ordinal;  // as Candidate::ordinal
   };
   Decided decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe);
+  Decision ask(Candidate& candidate, Tape& tape);
   void enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
                   const Candidate& candidate);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
+  void warn_of_head(Tape& tape);
   void warn_if_host_memory_is_short(bool refused);
   [[nodiscard]] std::uint64_t automatic_limit(std::uint64_t share_of_step) const;
 
@@ -171,9 +194,12 @@ class Core : public std::enable_shared_from_this<Core> {
   std::mutex tapes_mutex_;
   std::vector<ThreadsTape> tapes_;  // LOCK: tapes_mutex_. All that live, oldest first
 
+  std::atomic<std::uint64_t> largest_saved_bytes_{0};
   std::atomic<std::uint64_t> growths_seen_{0};
   std::atomic<bool> warned_of_host_memory_{false};
   std::atomic<bool> warned_of_no_room_{false};
+  std::atomic<bool> warned_of_eviction_{false};
+  std::atomic<bool> looked_for_head_{false};
 
   Stash stash_;  // last: it lets go of device memory, which the gauges above count
 };

@@ -33,6 +33,7 @@ struct Counters {
   Counter saved;
   Counter offloaded;
   Counter dropped;
+  Counter evicted;
   Counter deduplicated;
   std::array<Counter, kKeptReasons> kept;
   Counter fetched;
@@ -41,7 +42,7 @@ struct Counters {
   std::atomic<std::uint64_t> steps{0};
 
   void reset() {
-    for (Counter* counter : {&saved, &offloaded, &dropped, &deduplicated, &fetched, &recomputed, &reused}) {
+    for (Counter* counter : {&saved, &offloaded, &dropped, &evicted, &deduplicated, &fetched, &recomputed, &reused}) {
       counter->reset();
     }
     for (Counter& counter : kept) {

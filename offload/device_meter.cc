@@ -1,8 +1,10 @@
 #include "offload/device_meter.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
@@ -21,14 +23,21 @@ DeviceMeter cuda_meter(c10::Device device) {
 
 DeviceRoom cuda_room(c10::Device device) {
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto in_use = static_cast<std::uint64_t>(stats.allocated_bytes[kAll].current);
-  const auto reserved = static_cast<std::uint64_t>(stats.reserved_bytes[kAll].current);
+  const auto now = [](const auto& stat) {
+    return static_cast<std::uint64_t>(
+        stat[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current);
+  };
+  const std::uint64_t in_use = now(stats.allocated_bytes);
+  const std::uint64_t reserved = now(stats.reserved_bytes);
   const c10::cuda::CUDAGuard guard(device);
   std::size_t free = 0;
   std::size_t total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return {in_use, free + reserved - in_use};
+  const auto allowed = static_cast<std::uint64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) *
+                                                  static_cast<double>(total));
+  const std::uint64_t more = std::min<std::uint64_t>(free, std::max(allowed, reserved) - reserved);
+  return {in_use, more + reserved - in_use,
+          more + reserved - std::min(reserved, now(stats.active_bytes) + now(stats.inactive_split_bytes))};
 }
 
 }  // namespace ebb

@@ -20,10 +20,11 @@ using DeviceMeter = std::function<DeviceUse()>;
 [[nodiscard]] DeviceMeter cuda_meter(c10::Device device);
 
 // What LibTorch's allocator has handed out on a CUDA device, and may still: what it keeps for later and what the device
-// has free.
+// has free, as far as setMemoryFraction lets it take that.
 struct DeviceRoom {
   std::uint64_t in_use_bytes = 0;
   std::uint64_t free_bytes = 0;
+  std::uint64_t unsplit_bytes = 0;  // of the free ones, without holes beside memory in use: one request may have these
 };
 [[nodiscard]] DeviceRoom cuda_room(c10::Device device);
 

@@ -28,9 +28,7 @@ bool Gauge::try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease) {
 }
 
 void Gauge::raised_to(std::uint64_t now) {
-  std::uint64_t peak = peak_bytes();
-  while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-  }
+  raise_to(peak_, now);
   if (timeline_ != nullptr) {
     timeline_->sample(now);
   }

@@ -8,6 +8,13 @@ namespace ebb {
 
 class Timeline;
 
+// `most` becomes `value` where that is more.
+inline void raise_to(std::atomic<std::uint64_t>& most, std::uint64_t value) {
+  std::uint64_t before = most.load(std::memory_order_relaxed);
+  while (value > before && !most.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
+}
+
 // Bytes held right now, and the most there have ever been. Raised by a lease, lowered by its end.
 //
 // Threads: every member may be called from any thread. Relaxed: the figures inform, they order nothing.

@@ -10,6 +10,7 @@
 
 #include "offload/core.h"
 #include "offload/engine.h"
+#include "offload/out_of_memory.h"
 #include "offload/planning.h"
 #include "policy/minimum_size.h"
 #include "policy/planned.h"
@@ -96,7 +97,13 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
   install_engine();
-  return make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
+  const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
+  auto core =
+      make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
+  if (evict) {
+    serve_when_out_of_memory(core);
+  }
+  return core;
 }
 
 Options resolved(Options options) {
@@ -145,6 +152,11 @@ void Offloader::drain() {
   if (const auto& core = this->core()) {
     core->stash().drain();
   }
+}
+
+std::uint64_t Offloader::evict(std::uint64_t bytes) {
+  const auto& core = this->core();
+  return core == nullptr ? 0 : core->evict(bytes);
 }
 
 Stats Offloader::stats() const {

@@ -54,6 +54,11 @@ class Offloader {
   // not need it.
   void drain();
 
+  // Lets go of at least so much device memory if it can, as Options::evict_when_out_of_memory has it done for
+  // LibTorch's allocator: for others, and for memory that is not LibTorch's. Returns how many bytes of saved storages
+  // it was.
+  std::uint64_t evict(std::uint64_t bytes);
+
   [[nodiscard]] Stats stats() const;
 
   // With Options::device_budget, a table of the plan that was made or followed last: what becomes of the storages of

@@ -58,6 +58,10 @@ struct Options {
   // count, a budget is for saved storages alone.
   DeviceMeter device_meter = {};
 
+  // GPU only: when the device has no memory left, copy storages out that the policy has kept, those first that were
+  // saved first, until there is room again (Note [Out of memory] in out_of_memory.h). Without need nothing moves.
+  bool evict_when_out_of_memory = true;
+
   // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
   // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of the largest.
   // What it has when backward begins is kept for its use there: in the window or, while steps wait for copies and

@@ -67,7 +67,7 @@ class Planning {
   Measured measured_;
 };
 
-// How fast a tier's copies are: a block of some MiB out and back, a few times. Falls back on LinkRates' own figures
+// How fast a tier's copies are: blocks of some MiB out and back, a few times. Falls back on LinkRates' own figures
 // where the tier or the device has no room for it.
 [[nodiscard]] LinkRates measure_link(Tier& tier);
 

@@ -2,19 +2,25 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "offload/core.h"
+#include "offload/planned_region.h"
 #include "offload/recipe_input.h"
+#include "offload/save_hook.h"
+#include "offload/scope.h"
 #include "offload/version_check.h"
 
 namespace ebb {
 namespace {
 
-enum class Which : bool { kFirstRun, kSecondRun };
+enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
 
 // What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in scope.h). Ended
 // ones are passed over: the stack may have been captured.
@@ -131,7 +137,22 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
   }
 }
 
+Region::~Region() = default;
+
+std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
+  auto region = std::make_shared<Region>(std::move(function), inputs);
+  const Scope::Target target = Scope::current();
+  if (target.core != nullptr && Running::innermost() == nullptr) {
+    region->planned_ = PlannedRegion::ask(target, inputs);
+  }
+  return region;
+}
+
 std::vector<at::Tensor> Region::run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs) {
+  if (region->planned_ != nullptr && region->planned_->stays()) {
+    const Run only(region, Which::kOnlyRun);
+    return region->function_(inputs);
+  }
   std::vector<at::Tensor> outputs;
   {
     const Run first(region, Which::kFirstRun);
@@ -147,10 +168,19 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
   if (running == nullptr) {
     return nullptr;
   }
-  if (running->which() == Which::kFirstRun) {
-    return std::make_unique<FirstRunsSave>(running->region());
+  switch (running->which()) {
+    case Which::kFirstRun:
+      return std::make_unique<FirstRunsSave>(running->region());
+    case Which::kSecondRun:
+      return std::make_unique<SecondRunsSave>(running->region());
+    case Which::kOnlyRun:
+      break;
   }
-  return std::make_unique<SecondRunsSave>(running->region());
+  Scope::Target target = Scope::current();  // the function may have entered guards
+  if (target.core == nullptr) {
+    return nullptr;
+  }
+  return std::make_unique<SaveHook>(std::move(target), running->region()->planned_->table());
 }
 
 std::size_t Region::add(const at::Tensor& saved) {
@@ -179,6 +209,9 @@ at::Tensor Region::take(std::size_t place) {
   if (std::optional<at::Tensor> tensor = taken()) {
     return *std::move(tensor);
   }
+  if (planned_ != nullptr) {
+    planned_->needed();
+  }
   const std::lock_guard one_at_a_time(run_mutex_);
   std::optional<at::Tensor> tensor = taken();  // if another thread has run it meanwhile
   if (!tensor) {
@@ -201,6 +234,10 @@ void Region::drop(std::size_t place) {
 }
 
 void Region::run_again() {
+  std::optional<PlannedRegion::SecondRun> planned;
+  if (planned_ != nullptr) {
+    planned.emplace(*planned_);
+  }
   std::vector<at::Tensor> inputs;
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const at::Tensor input = inputs_[i].unpack();
@@ -215,6 +252,27 @@ void Region::run_again() {
   const at::AutoGradMode gradients(true);
   const Run second(shared_from_this(), Which::kSecondRun);
   static_cast<void>(function_(inputs));
+  if (planned) {
+    planned->saves(collected_bytes(inputs));
+  }
+}
+
+// Of what the second run has saved that is neither its inputs' nor stays on the device anyway; each storage once.
+std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
+  std::set<const c10::StorageImpl*> seen;
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      seen.insert(input.storage().unsafeGetStorageImpl());
+    }
+  }
+  std::uint64_t bytes = 0;
+  const std::lock_guard lock(mutex_);
+  for (const std::optional<at::Tensor>& each : collected_) {
+    if (each && planned_->may_move(*each) && seen.insert(each->storage().unsafeGetStorageImpl()).second) {
+      bytes += each->storage().nbytes();
+    }
+  }
+  return bytes;
 }
 
 }  // namespace ebb

@@ -17,6 +17,8 @@
 
 namespace ebb {
 
+class PlannedRegion;
+
 // One call of checkpoint(): what its second run takes, and what that has saved and nobody has used yet.
 //
 // Owned by the hooks of what the first run saved, and so gone when backward is over or the graph is dropped. What the
@@ -27,8 +29,12 @@ class Region : public std::enable_shared_from_this<Region> {
  public:
   // Saves the inputs, as autograd would save them here.
   Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+  ~Region();
 
-  // The first run.
+  // The same, and asks the plan of the guard around it, if there is one, and this is in no other region.
+  static std::shared_ptr<Region> make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+
+  // The first run; the only one, if the plan has what it saves stay.
   static std::vector<at::Tensor> run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs);
 
   [[nodiscard]] bool first_run_is_over() const { return first_run_is_over_; }
@@ -51,6 +57,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
  private:
   void run_again();  // LOCK: run_mutex_
+  [[nodiscard]] std::uint64_t collected_bytes(const std::vector<at::Tensor>& inputs);
 
   struct Save {
     std::vector<std::int64_t> sizes;
@@ -62,6 +69,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<bool> input_needs_gradient_;
+  std::unique_ptr<PlannedRegion> planned_;  // null without a plan
 
   bool draws_ = true;  // random numbers. Set at the end of the first run
   std::atomic<bool> first_run_is_over_{false};

@@ -24,6 +24,7 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
+  const std::shared_ptr<StorageTable> region = std::exchange(region_, nullptr);
   Core& core = *target.core;
   core.check_process();
   PutOff::of_this_thread().start_finished();
@@ -39,8 +40,13 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     return;
   }
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
+  const std::shared_ptr<Tape> tape = target.scope->tape(core);
+  if (region != nullptr) {
+    saved_.emplace(version, tensor, core.keep(tensor, tape, *region));
+    return;
+  }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
-  saved_.emplace(version, tensor, core.save(tensor, target.scope->tape(core), start));
+  saved_.emplace(version, tensor, core.save(tensor, tape, start));
 }
 
 at::Tensor SaveHook::call_unpack_hook() { return hand_to_recipe(*saved_) ? saved_->shape() : saved_->get(); }

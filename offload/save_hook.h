@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "offload/device_account.h"
 #include "offload/saved_tensor.h"
 #include "offload/scope.h"
+#include "offload/storage_table.h"
 
 namespace ebb {
 
@@ -18,8 +20,10 @@ namespace ebb {
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
-  // The target's scope must live until call_pack_hook returns.
-  explicit SaveHook(Scope::Target target) : target_(std::move(target)) {}
+  // The target's scope must live until call_pack_hook returns. `region`: a table of storages that stay, whatever the
+  // policy would say: of the checkpointed region that runs. Null in none.
+  explicit SaveHook(Scope::Target target, std::shared_ptr<StorageTable> region = nullptr)
+      : target_(std::move(target)), region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override;
 
@@ -28,7 +32,8 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override;
 
  private:
-  Scope::Target target_;                     // empty once packed
+  Scope::Target target_;  // empty once packed, as region_
+  std::shared_ptr<StorageTable> region_;
   std::optional<SavedTensor> saved_;         // once packed
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
 };

@@ -77,6 +77,13 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // It is not sent out, nor dropped, for now.
   void stays();
 
+  // kKept -> kAway, of one that the policy has kept. `stream`: on which it was saved, and which is made to wait for the
+  // copy, so that the memory can be let go at once. False, and nothing done, where somebody else uses the source or
+  // this, or the tier has no room. Throws what the tier throws that cannot start the copy.
+  //
+  // Waits for no SavedStorage's lock, nor does drop_guess: whoever calls them may hold the device allocator's.
+  [[nodiscard]] bool evict(c10::Stream stream);
+
   // Where it is in that record; nullopt if it is not recorded, or by another one.
   [[nodiscard]] std::optional<std::uint32_t> index_in(const StepRecorder& recorder) const;
 
@@ -109,7 +116,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // may then hold on the device, instead of the window.
   bool fetch_ahead(std::optional<std::uint64_t> held_bytes);
 
-  // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead.
+  // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead, nor is another thread just about to.
   void drop_guess();
 
  private:
@@ -120,8 +127,18 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     c10::Stream stream;
   };
 
+  // What the stash holds until the copy out is done.
+  struct Leaving {
+    c10::Storage source;
+    std::shared_ptr<Gauge::Lease> on_device;
+    Ticket left;
+  };
+
+  static const SavedStorage*& fetching_here();
+  [[nodiscard]] Leaving start_out(Block block, c10::Stream stream);
   c10::Storage get(Use& use);
   c10::Storage get_recorded(Use& use);
+  c10::Storage find_making_room(c10::Stream stream, bool& device_is_full);
   [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
   c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
@@ -151,6 +168,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   std::shared_ptr<Gauge::Lease> on_device_;   // kKept
   std::optional<PutOffCopy> put_off_;         // kKept
   std::weak_ptr<Gauge::Lease> source_lease_;  // the source's bytes are counted once, whoever holds it
+  std::shared_ptr<Gauge::Lease> lent_;        // of a source that was handed out: its node holds it after all of us
   std::size_t position_ = 0;                  // on the tape. kAway, kBack
   std::optional<Block> block_;                // kAway, kBack, unless there is a recipe
   std::unique_ptr<Recipe> recipe_;            // kAway, kBack, unless there is a block. Fixed once set

@@ -42,6 +42,7 @@ struct Stats {
                 // now
   Count offloaded;                         // storages copied out
   Count dropped;                           // storages let go, to be recomputed
+  Count evicted;                           // storages kept by the policy that were copied out when the device was full
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by Kept
   Count fetched;                           // copies in; more than one of a storage if a retained graph is run again

@@ -17,17 +17,34 @@ StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAcc
     : tier_(std::move(tier)), account_(std::move(account)), meter_(std::move(meter)), step_(step) {}
 
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs) {
-  const std::lock_guard lock(mutex_);
-  const auto index = static_cast<std::uint32_t>(storages_.size());
-  StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
-  storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
-  in_use_.push_back(index);
-  try {
-    add_mark(What::kSaved, index);
-  } catch (...) {
-    usable_ = false;
+  std::uint32_t index = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    index = static_cast<std::uint32_t>(storages_.size());
+    StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
+    storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
+    in_use_.push_back(index);
   }
+  mark(What::kSaved, index);
   return index;
+}
+
+std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
+  std::uint32_t index = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    index = static_cast<std::uint32_t>(storages_.size());
+    StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
+    storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
+                         std::move(record), /*idle=*/true});
+  }
+  mark(What::kSaved, index);
+  return index;
+}
+
+void StepRecorder::region_saves(std::uint32_t index, std::uint64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  storages_[index].record.bytes = bytes;
 }
 
 void StepRecorder::kept(std::uint32_t index) noexcept {
@@ -37,42 +54,55 @@ void StepRecorder::kept(std::uint32_t index) noexcept {
 }
 
 void StepRecorder::needed(std::uint32_t index) noexcept {
-  const std::lock_guard lock(mutex_);
-  Storage& storage = storages_[index];
-  if (over_ || storage.needed) {
-    return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(storages_[index].needed, true)) {
+      return;
+    }
   }
-  storage.needed = true;
   mark(What::kNeeded, index);
+  const std::lock_guard lock(mutex_);
   std::erase(in_use_, index);  // if it still is, it stays that way: keeping it costs nothing
 }
 
 void StepRecorder::released(std::uint32_t index) noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!over_ && !std::exchange(storages_[index].released, true)) {
-    mark(What::kReleased, index);
+  if (disturbed_) {
+    return;
   }
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(storages_[index].released, true)) {
+      return;
+    }
+  }
+  mark(What::kReleased, index);
 }
 
 void StepRecorder::backward_begins() noexcept {
-  const std::lock_guard lock(mutex_);
-  if (!over_ && !std::exchange(in_backward_, true)) {
-    mark(What::kBackward, 0);
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(in_backward_, true)) {
+      return;
+    }
   }
+  mark(What::kBackward, 0);
 }
 
 std::optional<StepRecord> StepRecorder::finish() {
-  const std::lock_guard lock(mutex_);
-  if (over_) {
-    return std::nullopt;
-  }
-  if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
-    in_backward_ = false;
-    return std::nullopt;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {
+      return std::nullopt;
+    }
+    if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
+      in_backward_ = false;
+      return std::nullopt;
+    }
   }
   mark(What::kEnd, 0);
+  const std::lock_guard lock(mutex_);
   over_ = true;
-  if (!usable_ || !in_backward_) {
+  if (!usable_ || !in_backward_ || disturbed_) {
     return std::nullopt;
   }
   marks_.back().time->synchronize();
@@ -93,27 +123,31 @@ StepCost StepRecorder::cost() const {
   return cost_;
 }
 
-// LOCK: mutex_
 void StepRecorder::mark(What what, std::uint32_t index) noexcept {
+  if (disturbed_) {
+    return;
+  }
   try {
-    add_mark(what, index);
+    const c10::Stream stream = tier_->current_stream();
+    const DeviceUse use = meter_ ? meter_() : DeviceUse{};
+    const std::lock_guard lock(mutex_);
+    add_mark(what, index, stream, use);
   } catch (...) {  // no memory for it, or no event
+    const std::lock_guard lock(mutex_);
     usable_ = false;
   }
 }
 
 // LOCK: mutex_
-void StepRecorder::add_mark(What what, std::uint32_t index) {
+void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) {
   if (!usable_ || over_) {
     return;
   }
-  const c10::Stream stream = tier_->current_stream();
   if (stream_.value_or(stream) != stream) {
     usable_ = false;
     return;
   }
   stream_ = stream;
-  const DeviceUse use = meter_ ? meter_() : DeviceUse{};
   const std::uint64_t held = account_->storages_bytes();
   const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
                   less(use.peak_bytes, std::min(held, held_bytes_))};
@@ -168,6 +202,12 @@ class StepRecorder::Clock {
   double last_ = 0;
 };
 
+// LOCK: mutex_. What a region's second run, which ends here, took at most besides what it saved.
+std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
+  const bool region = mark.what == What::kDetourEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
+  return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
+}
+
 // LOCK: mutex_
 StepRecord StepRecorder::record() const {
   StepRecord result;
@@ -187,7 +227,7 @@ StepRecord StepRecorder::record() const {
       result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
     }
     if (!clock.in_detour()) {
-      result.other.push_back({ms, mark.other_bytes});
+      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark))});
     }
     switch (mark.what) {
       case What::kSaved:
@@ -229,14 +269,12 @@ StepRecord StepRecorder::record() const {
 StepRecorder::Detour::Detour(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
     : recorder_(recorder), recipe_(recipe) {
   if (recorder_ != nullptr) {
-    const std::lock_guard lock(recorder_->mutex_);
     recorder_->mark(What::kDetour, recipe_.value_or(kNoRecipe));
   }
 }
 
 StepRecorder::Detour::~Detour() {
   if (recorder_ != nullptr) {
-    const std::lock_guard lock(recorder_->mutex_);
     recorder_->mark(What::kDetourEnd, recipe_.value_or(kNoRecipe));
   }
 }

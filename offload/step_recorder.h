@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -31,7 +32,8 @@ namespace ebb {
 // taken to be let go of at the mark before, and counts twice until the next one.
 //
 // Threads: every member may be called from any thread; but a step that is on several threads at once, or on several
-// streams, has no clock, and gives no record.
+// streams, has no clock, and gives no record. The meter is never called under the lock: device allocators have locks of
+// their own, and ask ebb for memory under them (Note [Out of memory] in out_of_memory.h).
 class StepRecorder {
  public:
   // `meter`: empty for none; there is then no other memory.
@@ -45,6 +47,11 @@ class StepRecorder {
 
   // A storage is about to be saved; returns its index. `recompute` and `inputs` as in StorageRecord.
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs);
+
+  // A checkpointed region begins; returns its index. It is run again in a Detour of its own, at whose end `saves` is
+  // what it has saved then. What it took at most besides, at any time, is other memory where it is needed.
+  std::uint32_t region_begins(std::vector<std::uint32_t> inputs);
+  void region_saves(std::uint32_t index, std::uint64_t bytes) noexcept;
 
   // It stays on the device, whatever was wanted.
   void kept(std::uint32_t index) noexcept;
@@ -62,6 +69,9 @@ class StepRecorder {
 
   // It will give no record.
   void give_up() noexcept;
+
+  // The same, and it observes nothing more. Takes no lock: whoever calls this may hold the device allocator's.
+  void disturb() noexcept { disturbed_ = true; }
 
   // From its first mark to its last, and the most device memory in use; of a step that is over.
   [[nodiscard]] StepCost cost() const;
@@ -102,14 +112,17 @@ class StepRecorder {
   };
 
   void mark(What what, std::uint32_t index) noexcept;
-  void add_mark(What what, std::uint32_t index);
+  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use);
   class Clock;
+  [[nodiscard]] std::uint64_t besides_region(const Mark& mark) const;
   [[nodiscard]] StepRecord record() const;
 
   const std::shared_ptr<Tier> tier_;
   const std::shared_ptr<DeviceAccount> account_;
   const DeviceMeter meter_;
   const std::uint64_t step_;
+
+  std::atomic<bool> disturbed_{false};
 
   mutable std::mutex mutex_;
   std::vector<Storage> storages_;      // LOCK: mutex_, as all below

@@ -38,6 +38,9 @@ class StorageTable {
     return known;
   }
 
+  // The storage's SavedStorage in this version; null for none.
+  [[nodiscard]] std::shared_ptr<SavedStorage> find(const c10::Storage& storage, const VersionId& version);
+
   // Called by the SavedStorage's destructor.
   void erase(const c10::StorageImpl* storage, const SavedStorage* saved);
 

@@ -1,6 +1,7 @@
 #include "offload/tape.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
 
@@ -22,6 +23,11 @@ std::uint64_t Tape::next_candidate() {
   return candidates_++;
 }
 
+void Tape::began() {
+  const std::lock_guard lock(mutex_);
+  ++alive_;
+}
+
 void Tape::ended() {
   const std::lock_guard lock(mutex_);
   --alive_;
@@ -31,6 +37,8 @@ void Tape::ended() {
     largest_bytes_ = 0;
     storages_.clear();
     ordinals_.clear();
+    kept_.clear();
+    last_save_ = {};
     recorder_ = nullptr;
     plan_ = nullptr;
     held_bytes_.clear();
@@ -73,12 +81,39 @@ std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t byte
   used_.push_back(false);
   saved_bytes_ += bytes;
   largest_bytes_ = std::max(largest_bytes_, bytes);
+  if (bytes != last_save_.bytes) {
+    last_save_ = {bytes, std::max(last_save_.bytes, last_save_.largest_before)};
+  }
   book_->raise_sizes(saved_bytes_, largest_bytes_);
   if (!in_use_) {
     constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
     signature_ = (signature_ ^ bytes) * kFnvPrime;
   }
   return storages_.size() - 1;
+}
+
+Tape::LastSave Tape::last_save() {
+  const std::lock_guard lock(mutex_);
+  return last_save_;
+}
+
+void Tape::kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({std::move(storage), stream});
+}
+
+void Tape::evict(const std::function<bool()>& enough) {
+  std::vector<KeptStorage> candidates;
+  {
+    const std::lock_guard lock(mutex_);
+    candidates.swap(kept_);
+  }
+  std::erase_if(candidates, [&enough](const KeptStorage& each) {
+    const std::shared_ptr<SavedStorage> storage = each.storage.lock();
+    return storage == nullptr || (!enough() && storage->evict(each.stream));
+  });
+  const std::lock_guard lock(mutex_);
+  kept_.insert(kept_.begin(), std::make_move_iterator(candidates.begin()), std::make_move_iterator(candidates.end()));
 }
 
 void Tape::begin_use() {

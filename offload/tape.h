@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,7 +36,10 @@ class Tape {
   // The ordinal of the next storage that the policy is asked about; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
-  // The last save of a candidate has ended.
+  // A storage is saved that the policy is not asked about.
+  void began();
+
+  // The last save of a candidate, or of such a storage, has ended.
   //
   // Note [Forward passes without backward]
   // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
@@ -48,6 +52,21 @@ class Tape {
   // position.
   std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
                      std::uint32_t ordinal);
+
+  // Adds one that stays, saved on `stream`: it may be evicted.
+  void kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream);
+
+  // Moves away what stays, the first saved first, which backward wants last, until it is enough. What cannot be moved
+  // is passed over.
+  void evict(const std::function<bool()>& enough);
+
+  // The storage that went away last, and the largest of those before it, but for those of its own size right before it:
+  // a head may save its output more than once.
+  struct LastSave {
+    std::uint64_t bytes = 0;
+    std::uint64_t largest_before = 0;
+  };
+  [[nodiscard]] LastSave last_save();
 
   // What the step is recorded by, and the plan that it follows from now on; null for none.
   void record_by(std::shared_ptr<StepRecorder> recorder);
@@ -72,8 +91,8 @@ class Tape {
   // Whether a step with the same sizes has been seen.
   [[nodiscard]] bool order_is_known();
 
-  // Gives up what was fetched ahead and nobody has asked for. Where backward covers a part of the graph only, and the
-  // graph lives on, it would hold the window, which is for all steps.
+  // Gives up what was fetched ahead and nobody has asked for, but for what another thread is just about to use. Where
+  // backward covers a part of the graph only, and the graph lives on, it would hold the window, which is for all steps.
   void drop_guesses();
 
   // Whether backward has begun.
@@ -93,11 +112,17 @@ class Tape {
 
   std::mutex mutex_;
   std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
-  std::size_t alive_ = 0;          // candidates with saves
+  std::size_t alive_ = 0;          // candidates and others with saves
   std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
   std::vector<std::weak_ptr<SavedStorage>> storages_;
   std::vector<std::uint32_t> ordinals_;  // of `storages_`
+  struct KeptStorage {
+    std::weak_ptr<SavedStorage> storage;
+    c10::Stream stream;
+  };
+  std::vector<KeptStorage> kept_;
+  LastSave last_save_;
   std::shared_ptr<StepRecorder> recorder_;
   std::shared_ptr<const Plan> plan_;
   std::optional<c10::Stream> last_stream_;  // on which something was saved

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "policy/policy.h"
@@ -15,5 +16,22 @@ class Everything final : public Policy {
 };
 
 [[nodiscard]] std::shared_ptr<Policy> offload_everything();
+
+// Keeps every storage: what then moves is what is evicted when the device has no memory left
+// (Options::evict_when_out_of_memory).
+class Nothing final : public Policy {
+ public:
+  explicit Nothing(std::uint64_t least_bytes) : least_bytes_(least_bytes) {}
+  void begin_step() override {}
+  [[nodiscard]] Decision decide(const Candidate& /*candidate*/) override { return Decision::kKeep; }
+  [[nodiscard]] bool needs_operation() const override { return false; }
+  [[nodiscard]] std::uint64_t least_bytes() const override { return least_bytes_; }
+
+ private:
+  const std::uint64_t least_bytes_;
+};
+
+// Storages of fewer than `least_bytes` are not evicted either.
+[[nodiscard]] std::shared_ptr<Policy> keep_everything(std::uint64_t least_bytes = std::uint64_t{1} << 20);
 
 }  // namespace ebb

@@ -66,7 +66,7 @@ void Planned::forget_step() {
 }
 
 Decision Planned::decide(const Candidate& candidate) {
-  if (candidate.bytes < least_bytes_) {
+  if (candidate.bytes < least_bytes_ && !candidate.region) {
     return Decision::kKeep;
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});

@@ -58,7 +58,7 @@ class Planned final : public Policy {
   void correct(const std::shared_ptr<const Plan>& plan, double end_ms);
 
   // The plan that the present step follows; null if it follows none. A storage's index in it is how many storages of at
-  // least least_bytes() the step had asked about before.
+  // least least_bytes(), and regions, the step had asked about before.
   [[nodiscard]] std::shared_ptr<const Plan> plan() const;
 
   // A storage of a step, as it is recognised.

@@ -106,7 +106,8 @@ class Search {
     std::uint64_t on_host = 0;
     for (Index i = 0; i < decisions.size() && count > 0; ++i) {
       const std::uint64_t bytes = record_.storages[i].bytes;
-      if (decisions[i] == Decision::kKeep && bytes > 0 && over(on_host + bytes, limits_.host_bytes) == 0) {
+      if (decisions[i] == Decision::kKeep && record_.storages[i].movable && bytes > 0 &&
+          over(on_host + bytes, limits_.host_bytes) == 0) {
         decisions[i] = Decision::kOffload;
         on_host += bytes;
         --count;
@@ -118,7 +119,10 @@ class Search {
   // The least offload that fits beside so much recomputation.
   Score with_recomputed(std::size_t count) {
     const std::vector<Decision> decisions = recomputing(count);
-    const std::size_t most = std::count(decisions.begin(), decisions.end(), Decision::kKeep);
+    std::size_t most = 0;
+    for (Index i = 0; i < decisions.size(); ++i) {
+      most += decisions[i] == Decision::kKeep && record_.storages[i].movable ? 1 : 0;
+    }
     const auto offload = [&](std::size_t first) { return try_plan(offloading(decisions, first)); };
     Score best = offload(0);
     std::size_t fits = at_least(decisions, std::get<0>(best));
@@ -145,7 +149,7 @@ class Search {
   [[nodiscard]] std::size_t at_least(const std::vector<Decision>& decisions, std::uint64_t bytes) const {
     std::size_t count = 0;
     for (Index i = 0; i < decisions.size() && bytes > 0; ++i) {
-      if (decisions[i] == Decision::kKeep) {
+      if (decisions[i] == Decision::kKeep && record_.storages[i].movable) {
         bytes -= std::min(bytes, record_.storages[i].bytes);
         ++count;
       }
@@ -207,8 +211,9 @@ class Search {
   }
 
   [[nodiscard]] bool is_change(Index i, Decision decision) const {
-    return best_.decisions[i] != decision &&
-           (decision != Decision::kRecompute || record_.storages[i].recompute != Recompute::kNo);
+    const StorageRecord& storage = record_.storages[i];
+    return best_.decisions[i] != decision && (decision != Decision::kOffload || storage.movable) &&
+           (decision != Decision::kRecompute || storage.recompute != Recompute::kNo);
   }
 
   // Whether that is better than the best so far.

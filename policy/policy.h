@@ -18,6 +18,8 @@ struct Candidate {
   std::uint64_t ordinal = 0;   // how many storages this step has asked about before it
   std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none; valid
                                // during decide; filled in only for policies whose needs_operation() is true
+  bool region = false;  // a checkpointed region that begins, and not a storage: no bytes are known of it. It is kept or
+                        // recomputed. Only policies that plan are asked about these
   Recompute recompute = Recompute::kNo;  // filled in only for policies whose needs_recompute() is true
 };
 

@@ -17,6 +17,7 @@ struct StorageRecord {
   double needed_ms = 0;    // backward first asks for it
   double released_ms = 0;  // its last save ends; at least needed_ms
 
+  bool movable = true;  // false: a checkpointed region, `bytes` of which its function saves; kept, from when it begins
   Recompute recompute = Recompute::kNo;
   double recompute_ms = 0;              // of its operation alone, its inputs at hand
   std::vector<std::uint32_t> inputs{};  // what its recipe takes, as indices into StepRecord::storages, each below its

@@ -1,6 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include <c10/core/Allocator.h>
 
@@ -20,11 +24,23 @@ class SimulatedDeviceAllocator final : public c10::Allocator {
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
+  // A device of so many bytes. A request that finds them handed out calls `make_room` with what it is short of, as long
+  // as that is true, and then throws c10::OutOfMemoryError.
+  struct Limit {
+    std::uint64_t bytes = 0;
+    std::function<bool(std::uint64_t)> make_room;
+  };
+  // Not while a request is under way. nullopt: no limit.
+  void limit(std::optional<Limit> limit) { limit_ = std::move(limit); }
+
   [[nodiscard]] SimulatedMemory::Bytes bytes() const { return memory_.bytes(); }
   void reset_peak() { memory_.reset_peak(); }
 
  private:
+  void find_room(std::size_t bytes);
+
   SimulatedMemory memory_;
+  std::optional<Limit> limit_;
 };
 
 }  // namespace ebb

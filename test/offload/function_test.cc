@@ -269,5 +269,36 @@ TEST_CASE_METHOD(NoLeak, "a function that builds and derives graphs of its own i
   expect_parity(train(forward, false));
 }
 
+// Notes what ebb holds on the device while its backward has its input at hand.
+struct LooksAtStats : Function<LooksAtStats> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t offloader) {
+    context->save_for_backward({x});
+    context->saved_data["offloader"] = offloader;
+    return x * 2;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const auto& offloader = *reinterpret_cast<const Offloader*>(context->saved_data["offloader"].toInt());
+    held = offloader.stats().saved_on_device.now_bytes;
+    return {gradients[0] * 2, at::Tensor()};
+  }
+  static inline std::uint64_t held = 0;
+};
+
+TEST_CASE_METHOD(NoLeak, "what a node has got is counted as held until it has run, fetched or still in the stash") {
+  const Setting setting = GENERATE(late(), late_without_stash());
+  CAPTURE(setting.name);
+  Rig rig(setting);
+  Inputs in;
+  at::Tensor out;
+  {
+    const OffloadGuard guard(rig.offloader());
+    out = LooksAtStats::apply(in.activation({64}), reinterpret_cast<std::int64_t>(&rig.offloader()));
+  }
+  LooksAtStats::held = 0;
+  out.sum().backward();
+  CHECK(LooksAtStats::held == 64 * sizeof(float));
+}
+
 }  // namespace
 }  // namespace ebb

@@ -2,10 +2,7 @@
 
 #include "offload/options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <stdexcept>
@@ -19,6 +16,7 @@
 
 #include "offload/offloader.h"
 #include "test/offload/parity.h"
+#include "test/offload/printed.h"
 
 namespace ebb {
 namespace {
@@ -39,37 +37,6 @@ Options on_cpu() {
   options.device = c10::Device(c10::kCPU);
   return options;
 }
-
-// What the process prints from here on.
-class Printed {
- public:
-  Printed() {
-    std::fflush(stdout);
-    dup2(fileno(file_), STDOUT_FILENO);
-  }
-  ~Printed() { (void)take(); }
-  Printed(const Printed&) = delete;
-  Printed& operator=(const Printed&) = delete;
-
-  // Ends it.
-  std::string take() {
-    if (before_ < 0) {
-      return "";
-    }
-    std::fflush(stdout);
-    dup2(before_, STDOUT_FILENO);
-    close(std::exchange(before_, -1));
-    std::string text(static_cast<std::size_t>(std::ftell(file_)), '\0');
-    std::rewind(file_);
-    text.resize(std::fread(text.data(), 1, text.size(), file_));
-    std::fclose(file_);
-    return text;
-  }
-
- private:
-  std::FILE* const file_ = std::tmpfile();
-  int before_ = dup(STDOUT_FILENO);
-};
 
 TEST_CASE("sizes of zero and below are refused with the option's name and the number") {
   const std::vector<std::pair<std::string, std::optional<std::uint64_t> Options::*>> sizes{

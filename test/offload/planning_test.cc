@@ -1,124 +1,27 @@
 // Steps that are recorded, planned under a budget, and then follow their plan. The device is simulated: its memory is
 // what this binary's allocator of CPU tensors has handed out.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/CPUAllocator.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <catch2/catch.hpp>
 
-#include "streams/simulated_device_allocator.h"
-#include "test/offload/parity.h"
+#include "test/offload/planning_rig.h"
 
 namespace ebb {
 namespace {
 
 using Catch::Contains;
 
-constexpr std::uint64_t kMatrix = 64 * 64 * sizeof(float);
-constexpr int kLayers = 12;
-constexpr int kUntilPlanned = 2;   // steps
-constexpr int kUntilSettled = 10;  // after which none is recorded any more
-
-// The device's memory in use. Watches it beside whoever asks its meter.
-class Device {
- public:
-  [[nodiscard]] DeviceMeter meter() {
-    return [this] { return take(); };
-  }
-
-  void start_peak() {
-    take();
-    peak_ = 0;
-  }
-  [[nodiscard]] std::uint64_t peak() {
-    take();
-    return peak_;
-  }
-
- private:
-  DeviceUse take() {
-    auto& allocator = dynamic_cast<SimulatedDeviceAllocator&>(*c10::GetCPUAllocator());
-    const auto [now, peak] = allocator.bytes();
-    allocator.reset_peak();
-    peak_ = std::max(peak_, peak);
-    return {now, peak};
-  }
-
-  std::uint64_t peak_ = 0;
-};
-
-Setting planned(const DeviceBudget& budget, Device* device = nullptr) {
-  Setting setting = disk();
-  setting.options.policy = nullptr;
-  setting.options.stash_bytes.reset();
-  setting.options.device_budget = budget;
-  setting.options.planned_minimum_bytes = kMatrix;
-  if (device != nullptr) {
-    setting.options.device_meter = device->meter();
-  }
-  return setting;
-}
-
-// What a chain of matmuls and activations learns: it saves two matrices a layer, one of which can be recomputed.
-at::Tensor network(Inputs& in, std::int64_t rows = 64) {
-  at::Tensor x = in.activation({rows, 64});
-  for (int i = 0; i < kLayers; ++i) {
-    x = at::silu(x.matmul(in.leaf({64, 64})));
-  }
-  return in.loss(x);
-}
-
-Tensors train_step(Offloader* offloader, std::int64_t rows = 64) {
-  Inputs in;
-  const Run run(offloader);
-  const auto guard = run.guard();
-  network(in, rows).backward();
-  return in.gradients();
-}
-
-std::uint64_t plain_peak(Device& device) {
-  train_step(nullptr);
-  device.start_peak();
-  train_step(nullptr);
-  return device.peak();
-}
-
-std::uint64_t moved(const Rig& rig) { return rig.stats().offloaded.tensors + rig.stats().dropped.tensors; }
-
-// How many storages the step moves or drops.
-std::uint64_t moved_by_step(Rig& rig, std::int64_t rows = 64) {
-  const std::uint64_t before = moved(rig);
-  train_step(&rig.offloader(), rows);
-  return moved(rig) - before;
-}
-
-std::uint64_t least_peak(Device& device) {
-  Rig rig(planned(LeastMemory{}, &device));
-  for (int step = 0; step < kUntilPlanned; ++step) {
-    train_step(&rig.offloader());
-  }
-  return rig.offloader().plan_report().value().predicted.peak_bytes;
-}
-
-// Between the least and what plain training takes, at this share of the way.
-std::uint64_t between(Device& device, double share) {
-  const std::uint64_t least = least_peak(device);
-  return least + static_cast<std::uint64_t>(share * static_cast<double>(plain_peak(device) - least));
-}
-
 TEST_CASE_METHOD(NoLeak, "a step that fits is recorded twice, and then nothing is moved any more") {
-  Device device;
+  MeteredDevice device;
   Rig rig(planned(DeviceBytes{std::uint64_t{1} << 40}, &device));
   CHECK(moved_by_step(rig) > kLayers);
   CHECK_FALSE(rig.offloader().plan_report());
@@ -130,7 +33,7 @@ TEST_CASE_METHOD(NoLeak, "a step that fits is recorded twice, and then nothing i
 }
 
 TEST_CASE_METHOD(NoLeak, "device memory stays within the budget in every step that follows a plan") {
-  Device device;
+  MeteredDevice device;
   const std::uint64_t budget = between(device, GENERATE(0.01, 0.3, 0.5, 0.9));
   CAPTURE(budget);
   Rig rig(planned(DeviceBytes{budget}, &device));
@@ -151,7 +54,7 @@ TEST_CASE_METHOD(NoLeak, "device memory stays within the budget in every step th
 }
 
 TEST_CASE_METHOD(NoLeak, "what all kept would take is predicted to the byte") {
-  Device device;
+  MeteredDevice device;
   const std::uint64_t plain = plain_peak(device);
   Rig rig(planned(DeviceBytes{kUnlimited}, &device));
   for (int step = 0; step < kUntilPlanned; ++step) {
@@ -164,7 +67,7 @@ TEST_CASE_METHOD(NoLeak, "what all kept would take is predicted to the byte") {
 }
 
 TEST_CASE_METHOD(NoLeak, "the step that checks a plan takes what it has said") {
-  Device device;
+  MeteredDevice device;
   Rig rig(planned(DeviceBytes{between(device, 0.5)}, &device));
   for (int step = 0; step < kUntilSettled; ++step) {
     train_step(&rig.offloader());
@@ -178,7 +81,7 @@ TEST_CASE_METHOD(NoLeak, "the step that checks a plan takes what it has said") {
 }
 
 TEST_CASE_METHOD(NoLeak, "a budget that cannot be met is an error that names the least that can be") {
-  Device device;
+  MeteredDevice device;
   Rig rig(planned(DeviceBytes{kMatrix}, &device));
   for (int step = 0; step < kUntilPlanned; ++step) {
     train_step(&rig.offloader());
@@ -189,7 +92,7 @@ TEST_CASE_METHOD(NoLeak, "a budget that cannot be met is an error that names the
 }
 
 TEST_CASE_METHOD(NoLeak, "a budget that is a wish is come near to") {
-  Device device;
+  MeteredDevice device;
   const Tensors expected = train_step(nullptr);  // which takes memory, too
   const std::uint64_t plain = plain_peak(device);
   Setting setting = planned(DeviceBytes{kMatrix}, &device);
@@ -206,7 +109,7 @@ TEST_CASE_METHOD(NoLeak, "a budget that is a wish is come near to") {
 }
 
 TEST_CASE_METHOD(NoLeak, "every goal gives the gradients of plain autograd in every step") {
-  Device device;
+  MeteredDevice device;
   const Tensors expected = train_step(nullptr);
   const std::uint64_t plain = plain_peak(device);
   const DeviceBudget budget =
@@ -225,8 +128,45 @@ TEST_CASE_METHOD(NoLeak, "every goal gives the gradients of plain autograd in ev
   }
 }
 
+// Residual blocks of convolution, batch norm and relu, as in ResNet, with dropout before the last layer.
+Tensors convolutions(Offloader* offloader) {
+  Inputs in;
+  at::manual_seed(3);
+  const Run run(offloader);
+  const auto guard = run.guard();
+  const auto normed = [&](const at::Tensor& x, const at::Tensor& filter) {
+    return at::batch_norm(at::conv2d(x, filter, {}, 1, 1), in.leaf({8}), in.leaf({8}), {}, {}, /*training=*/true,
+                          /*momentum=*/0.1, /*eps=*/1e-5, /*cudnn_enabled=*/false);
+  };
+  at::Tensor x = in.activation({4, 8, 16, 16});
+  for (int i = 0; i < 4; ++i) {
+    const at::Tensor inside = at::relu(normed(x, in.leaf({8, 8, 3, 3})));
+    x = at::relu(normed(inside, in.leaf({8, 8, 3, 3})) + x);
+  }
+  in.loss(at::dropout(x, 0.3, /*train=*/true)).backward();
+  return in.gradients();
+}
+
+TEST_CASE_METHOD(NoLeak, "a convolutional network with dropout has plain autograd's gradients under every goal") {
+  MeteredDevice device;
+  const Tensors expected = convolutions(nullptr);
+  device.start_peak();
+  convolutions(nullptr);
+  const std::uint64_t plain = device.peak();
+  const DeviceBudget budget = GENERATE_COPY(DeviceBudget(DeviceBytes{plain * 3 / 4}), DeviceBudget(DeviceBytes{plain}),
+                                            DeviceBudget(Slowdown{0.1}), DeviceBudget(LeastMemory{}));
+  Setting setting = planned(budget, &device);
+  setting.options.device_budget_is_a_wish = true;
+  Rig rig(setting);
+  for (int step = 0; step < kUntilSettled; ++step) {
+    check_same({expected, ""}, {convolutions(&rig.offloader()), ""});
+  }
+  CHECK(moved(rig) > 0);
+  CHECK(rig.offloader().plan_report());
+}
+
 TEST_CASE_METHOD(NoLeak, "less memory is planned for where more time is allowed, down to the least") {
-  Device device;
+  MeteredDevice device;
   const auto peak_of = [&](const DeviceBudget& budget) {
     Rig rig(planned(budget, &device));
     for (int step = 0; step < kUntilPlanned; ++step) {
@@ -242,164 +182,8 @@ TEST_CASE_METHOD(NoLeak, "less memory is planned for where more time is allowed,
   CHECK(least < most * 3 / 4);
 }
 
-TEST_CASE_METHOD(NoLeak, "another kind of step is recorded anew, and both plans are kept") {
-  Device device;
-  Rig rig(planned(DeviceBytes{kUnlimited}, &device));
-  for (int step = 0; step < kUntilSettled; ++step) {
-    train_step(&rig.offloader());
-  }
-  CHECK(moved_by_step(rig, 128) > kLayers);  // it strays
-  for (int step = 0; step < kUntilPlanned; ++step) {
-    CHECK(moved_by_step(rig, 128) > kLayers);
-  }
-  CHECK(moved_by_step(rig, 128) == 0);
-  CHECK(moved_by_step(rig) == 0);
-  CHECK(moved_by_step(rig, 128) == 0);
-}
-
-TEST_CASE_METHOD(NoLeak, "evaluation and other graphs between do not disturb the recording") {
-  Device device;
-  Rig rig(planned(DeviceBytes{kUnlimited}, &device));
-  const auto other_backward = [] {
-    Inputs in;
-    in.activation({4}).sin().sum().backward();
-  };
-  for (int step = 0; step < kUntilPlanned; ++step) {
-    {
-      const OffloadGuard guard(rig.offloader());
-      Inputs in;
-      network(in);
-    }
-    Inputs in;
-    const OffloadGuard guard(rig.offloader());
-    const at::Tensor loss = network(in);
-    other_backward();
-    loss.backward();
-    other_backward();
-  }
-  CHECK(moved_by_step(rig) == 0);
-  CHECK(rig.offloader().plan_report());
-}
-
-TEST_CASE_METHOD(NoLeak, "an older graph that is kept alive does not stand in the way of plans, nor of their budget") {
-  Device device;
-  const std::uint64_t budget = between(device, 0.5) + 40 * kMatrix;  // for the other graph
-  Rig rig(planned(DeviceBytes{budget}, &device));
-  Inputs old;
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(rig.offloader());
-    loss = network(old);
-    loss.backward({}, /*retain_graph=*/true);
-  }
-  for (int step = 0; step < kUntilSettled; ++step) {
-    device.start_peak();
-    train_step(&rig.offloader());
-    if (step > kUntilPlanned) {
-      CHECK(device.peak() <= budget);
-    }
-  }
-  CHECK(rig.offloader().plan_report());
-}
-
-// Something else has `x` when backward begins, and lets go of it before the head's backward takes the most memory.
-TEST_CASE_METHOD(NoLeak,
-                 "what ebb has away is not kept for backward where that has no room, though it is still there") {
-  Device device;
-  Rig rig(planned(LeastMemory{}, &device));
-  for (int step = 0; step < kUntilSettled + 2; ++step) {
-    Inputs in;
-    at::Tensor loss;
-    device.start_peak();
-    {
-      const OffloadGuard guard(rig.offloader());
-      const at::Tensor x = in.activation({64, 64});
-      const at::Tensor body = x.sin();
-      const NoOpGuard head_guard;
-      const at::Tensor large = body.repeat({1, 32}).pow(3).sum();
-      const at::Tensor last = x.pow(2).sum();  // the first to run in backward
-      loss = large + last;
-    }
-    loss.backward();
-    if (step >= kUntilPlanned) {
-      CHECK(device.peak() <= rig.offloader().plan_report().value().predicted.peak_bytes);
-    }
-  }
-}
-
-TEST_CASE_METHOD(NoLeak, "a step that strays from its plan after another graph's backward has begun on it is right") {
-  Device device;
-  Rig rig(planned(LeastMemory{}, &device));
-  for (int step = 0; step < kUntilSettled; ++step) {
-    train_step(&rig.offloader());
-  }
-  const auto straying = [](Offloader* offloader) {
-    Inputs in;
-    const Run run(offloader);
-    const auto guard = run.guard();
-    at::Tensor x = in.activation({64, 64});
-    for (int i = 0; i < 3 * kLayers; ++i) {
-      x = at::silu(x.matmul(in.leaf({64, 64})));
-      if (i == kLayers / 2) {
-        Inputs other;
-        other.activation({4}).sin().sum().backward();
-      }
-    }
-    in.loss(x).backward();
-    return in.gradients();
-  };
-  check_same({straying(nullptr), ""}, {straying(&rig.offloader()), ""});
-}
-
-TEST_CASE_METHOD(NoLeak, "a backward that fails is not learned from") {
-  Device device;
-  Rig rig(planned(DeviceBytes{kUnlimited}, &device));
-  train_step(&rig.offloader());
-  {
-    Inputs in;
-    const OffloadGuard guard(rig.offloader());
-    at::Tensor x = in.activation({64, 64});
-    at::Tensor middle;
-    for (int i = 0; i < kLayers; ++i) {
-      x = at::silu(x.matmul(in.leaf({64, 64})));
-      if (i == kLayers / 2) {
-        x.register_hook([](const at::Tensor& /*gradient*/) -> at::Tensor { throw std::runtime_error("a hook's"); });
-      }
-    }
-    CHECK_THROWS_WITH(in.loss(x).backward(), Contains("a hook's"));
-  }
-  forget_failed_backward();
-  CHECK_FALSE(rig.offloader().plan_report());
-  train_step(&rig.offloader());
-  CHECK(rig.offloader().plan_report());
-}
-
-TEST_CASE_METHOD(NoLeak, "what something else keeps on the device is not moved") {
-  Device device;
-  Setting setting = planned(LeastMemory{}, &device);
-  Rig rig(setting);
-  const at::Tensor kept = at::randn({64, 64});
-  const auto step = [&] {
-    Inputs in;
-    const OffloadGuard guard(rig.offloader());
-    at::Tensor x = in.activation({64, 64});
-    for (int i = 0; i < 3; ++i) {
-      x = (x * kept).sin();
-    }
-    x.sum().backward();
-  };
-  for (int i = 0; i < kUntilPlanned; ++i) {
-    step();
-  }
-  const std::uint64_t fetched = rig.stats().fetched.bytes;
-  const std::uint64_t offloaded = rig.stats().offloaded.bytes;
-  step();
-  CHECK(rig.stats().offloaded.bytes - offloaded <= 6 * kMatrix);
-  CHECK(rig.stats().fetched.bytes - fetched <= 6 * kMatrix);
-}
-
 TEST_CASE_METHOD(NoLeak, "a plan counts what host memory there is") {
-  Device device;
+  MeteredDevice device;
   Setting setting = planned(DeviceBytes{between(device, 0.3)}, &device);
   setting.options.capacity_bytes = 8 * kMatrix;
   setting.options.device_budget_is_a_wish = true;
@@ -415,7 +199,7 @@ TEST_CASE_METHOD(NoLeak, "a plan counts what host memory there is") {
 }
 
 TEST_CASE_METHOD(NoLeak, "a plan is explained by operation") {
-  Device device;
+  MeteredDevice device;
   Rig rig(planned(DeviceBytes{between(device, 0.5)}, &device));
   CHECK_THAT(rig.offloader().explain(), Contains("no plan yet"));
   for (int step = 0; step < kUntilSettled; ++step) {

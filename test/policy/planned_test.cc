@@ -76,6 +76,26 @@ TEST_CASE("a new step takes the least memory, and is recorded") {
   CHECK(policy.plan() == nullptr);
 }
 
+TEST_CASE("a region is asked about whatever its bytes, which are not known") {
+  Planned policy(DeviceBytes{1000}, kUnlimited, kOneByteEachMs, /*least_bytes=*/64);
+  policy.begin_step();
+  Candidate region;
+  region.region = true;
+  region.recompute = Recompute::kComputeBound;
+  CHECK(policy.decide(region) == kRecompute);
+  Candidate small;
+  small.bytes = 63;
+  CHECK(policy.decide(small) == kKeep);
+  StepRecord record;
+  record.storages.push_back({.bytes = 100, .movable = false, .recompute = Recompute::kComputeBound});
+  policy.learn(*policy.recorded_step(), record);
+  policy.begin_step();
+  CHECK(policy.decide(region) == kRecompute);
+  policy.learn(*policy.recorded_step(), record);
+  policy.begin_step();
+  CHECK(policy.decide(region) == kKeep);
+}
+
 TEST_CASE("after two records a step follows its plan") {
   Planned policy = with_room_for(1000);
   decided(policy, kThree);

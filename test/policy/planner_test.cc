@@ -79,7 +79,8 @@ Best best_of_all(const StepRecord& record, const Limits& limits) {
       const bool may_recompute = record.storages[i].recompute != Recompute::kNo;
       const Decision last = may_recompute ? Decision::kRecompute : Decision::kOffload;
       if (decisions[i] != last) {
-        decisions[i] = static_cast<Decision>(static_cast<int>(decisions[i]) + 1);
+        const int next = record.storages[i].movable ? 1 : 2;
+        decisions[i] = static_cast<Decision>(static_cast<int>(decisions[i]) + next);
         break;
       }
       decisions[i] = Decision::kKeep;
@@ -131,6 +132,34 @@ TEST_CASE("a plan is near the best of all, and fits wherever one can") {
   CAPTURE(plans, exact, worst);
   CHECK(plans > 100);
   CHECK(exact * 10 > plans * 9);
+}
+
+TEST_CASE("a region is kept or recomputed, whichever is nearer to the best of all, and never moved") {
+  std::mt19937_64 random(8);
+  int recomputed = 0;
+  int kept = 0;
+  for (int i = 0; i < 200; ++i) {
+    StepRecord record = random_step(random, 2 + random() % 6);
+    for (StorageRecord& storage : record.storages) {
+      storage.movable = storage.recompute == Recompute::kNo;
+    }
+    const Limits limits{.device_bytes = kOtherBytes + random() % 100};
+    const Best best = best_of_all(record, limits);
+    const Plan plan = make_plan(record, limits, slow_link());
+    CAPTURE(i, limits.device_bytes, best.step_ms, best.least_peak);
+    for (std::size_t k = 0; k < record.storages.size(); ++k) {
+      if (!record.storages[k].movable) {
+        CHECK(plan.decisions[k] != Decision::kOffload);
+        (plan.decisions[k] == Decision::kKeep ? kept : recomputed) += 1;
+      }
+    }
+    CHECK(plan.fits == best.fits);
+    if (best.fits && plan.fits) {
+      CHECK(plan.predicted.step_ms < 1.10 * best.step_ms);
+    }
+  }
+  CHECK(recomputed > 50);
+  CHECK(kept > 50);
 }
 
 TEST_CASE("a plan's prediction is that of its decisions") {

@@ -1,0 +1,269 @@
+#include "offload/core.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "offload/log.h"
+#include "offload/put_off.h"
+#include "offload/recipe.h"
+#include "offload/step_recorder.h"
+#include "streams/system_memory.h"
+
+// What becomes of a save; core.cc has the rest.
+namespace ebb {
+namespace {
+
+// What a recipe takes, as far as it is of the same recorded step.
+std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const Recipe* recipe) {
+  std::vector<std::uint32_t> inputs;
+  if (recipe != nullptr) {
+    for (const auto& input : recipe->inputs()) {
+      const SavedStorage* const storage = input == nullptr ? nullptr : input->storage();
+      if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
+        inputs.push_back(*index);
+      }
+    }
+  }
+  return inputs;
+}
+
+std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+
+}  // namespace
+
+std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
+  const std::optional<Kept> never_moved = exclusions_.reason(tensor);
+  return never_moved || storage_bytes(tensor) >= least_bytes_ ? never_moved : Kept::kPolicy;
+}
+
+void Core::count_kept(Kept reason, const at::Tensor& tensor) {
+  const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
+  raise_to(largest_saved_bytes_, bytes);
+  counters_.saved.add(bytes);
+  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
+}
+
+void Core::count_offloaded(std::uint64_t bytes) {
+  counters_.offloaded.add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("offload " + human_bytes(bytes));
+  }
+}
+
+void Core::count_dropped(std::uint64_t bytes) {
+  counters_.dropped.add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("drop " + human_bytes(bytes));
+  }
+}
+
+void Core::count_evicted(std::uint64_t bytes) {
+  counters_.evicted.add(bytes);
+  if (!warned_of_eviction_.exchange(true)) {
+    log_warning(
+        "the device has no memory left: saved tensors that were to stay are copied out, and backward waits for some of "
+        "them. Options::device_budget plans that ahead.");
+  }
+}
+
+void Core::count_kept(Kept reason, std::uint64_t bytes) {
+  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
+  if (debug_log_wanted()) {
+    log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));
+  }
+}
+
+std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
+  const c10::Storage& storage = tensor.storage();
+  const std::uint64_t bytes = storage.nbytes();
+  bool inserted = false;
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
+      storage, VersionId(version),
+      [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
+  raise_to(largest_saved_bytes_, bytes);
+  if (inserted) {
+    place(saved, tensor, *tape, start);
+  } else {
+    counters_.deduplicated.add(bytes);
+  }
+  counters_.saved.add(bytes);
+  return saved;
+}
+
+std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
+                                         StorageTable& region) {
+  const c10::Storage& storage = tensor.storage();
+  const std::uint64_t bytes = storage.nbytes();
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  raise_to(largest_saved_bytes_, bytes);
+  counters_.saved.add(bytes);
+  bool inserted = false;
+  std::shared_ptr<SavedStorage> saved = table_.find(storage, VersionId(version));
+  if (saved == nullptr) {
+    saved = region.find_or_insert(
+        storage, VersionId(version),
+        [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
+  }
+  if (!inserted) {
+    counters_.deduplicated.add(bytes);
+    return saved;
+  }
+  tape->began();
+  count_kept(Kept::kPolicy, bytes);
+  if (options_.evict_when_out_of_memory && tensor.grad_fn() != nullptr) {
+    tape->kept(saved, tier_->current_stream());
+  }
+  return saved;
+}
+
+void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
+  const std::uint64_t bytes = saved->bytes();
+  std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
+  const auto [decision, ordinal] = decide(tensor, *saved, tape, recipe.get());
+  if (planning_ != nullptr && tape.plan() != nullptr) {
+    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+    const StepRecorder::Detour detour(recorder.get());
+    stash_.shrink_to(stash_limit(tape, ordinal));
+  }
+  if (decision == Decision::kRecompute && recipe != nullptr) {
+    count_dropped(bytes);
+    saved->drop(std::move(recipe));
+    return;
+  }
+  if (decision != Decision::kOffload) {
+    saved->stays();
+    count_kept(Kept::kPolicy, bytes);
+    if (options_.evict_when_out_of_memory && start == Start::kNow) {  // else it may have yet to be filled
+      tape.kept(saved, tier_->current_stream());
+    }
+    return;
+  }
+  check_window(bytes);
+  std::optional<Block> block = tier_->try_acquire(bytes);
+  warn_if_host_memory_is_short(/*refused=*/!block);
+  if (!block) {
+    saved->stays();
+    count_kept(Kept::kNoRoom, bytes);
+    if (planning_ != nullptr && tape.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
+      log_warning("a plan has " + human_bytes(bytes) +
+                  " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
+                  "exceeded");
+    }
+    return;
+  }
+  if (start == Start::kNow) {
+    saved->send_out(*std::move(block), tier_->current_stream());
+  } else {
+    saved->stays();
+    saved->send_out_later(*std::move(block), tier_->current_stream());
+    PutOff::of_this_thread().add(saved);
+  }
+}
+
+Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
+  Candidate candidate;
+  candidate.bytes = tensor.storage().nbytes();
+  std::string operation;
+  if (policy_needs_operation_) {
+    if (const auto& grad_fn = tensor.grad_fn()) {
+      operation = grad_fn->name();
+    }
+    candidate.operation = operation;
+  }
+  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
+  const std::lock_guard lock(policy_mutex_);
+  const Decision decision = ask(candidate, tape);
+  if (planning_ != nullptr) {
+    enter_step(tensor, saved, tape, recipe, candidate);
+  }
+  return {decision, static_cast<std::uint32_t>(candidate.ordinal)};
+}
+
+// LOCK: policy_mutex_
+Decision Core::ask(Candidate& candidate, Tape& tape) {
+  candidate.ordinal = tape.next_candidate();
+  if (candidate.ordinal == 0) {
+    if (book_->take_dropped()) {
+      options_.policy->drop_step();
+    }
+    options_.policy->begin_step();
+    ++counters_.steps;
+    if (planning_ != nullptr) {
+      planning_->step_begun(tape);
+    }
+  }
+  const Decision decision = options_.policy->decide(candidate);
+  if (planning_ != nullptr) {
+    planning_->decided(tape);
+  }
+  return decision;
+}
+
+std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tensor>& inputs, Tape& tape) {
+  if (planning_ == nullptr) {
+    return std::nullopt;
+  }
+  Candidate candidate;
+  candidate.region = true;
+  candidate.operation = "ebb::checkpoint";
+  candidate.recompute = Recompute::kComputeBound;
+  const std::lock_guard lock(policy_mutex_);
+  RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0};
+  if (place.recorder != nullptr) {
+    std::vector<std::uint32_t> indices;
+    for (const at::Tensor& input : inputs) {
+      const std::shared_ptr<SavedStorage> saved =
+          input.defined() && input.has_storage()
+              ? table_.find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter()))
+              : nullptr;
+      if (const auto index = saved == nullptr ? std::nullopt : saved->index_in(*place.recorder)) {
+        indices.push_back(*index);
+      }
+    }
+    place.index = place.recorder->region_begins(std::move(indices));
+  }
+  return place;
+}
+
+void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
+                      const Candidate& candidate) {
+  const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+  std::uint32_t index = 0;
+  if (recorder != nullptr) {
+    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe));
+  }
+  const auto ordinal = static_cast<std::uint32_t>(candidate.ordinal);
+  saved.enter_step(ordinal, recorder, index);
+}
+
+void Core::check_window(std::uint64_t bytes) const {
+  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
+              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
+              ": it could never be fetched ahead. Set the window to at least the largest tensor's bytes, or keep such "
+              "tensors by a policy or a NoOpGuard.");
+}
+
+// Reading the kernel's figures takes tens of microseconds, so only when the pool has grown or could not.
+void Core::warn_if_host_memory_is_short(bool refused) {
+  const PoolStats pool = tier_->pool_stats();
+  if ((growths_seen_.exchange(pool.growths) == pool.growths && !refused) || warned_of_host_memory_) {
+    return;
+  }
+  const SystemMemory memory = read_system_memory();
+  const double used = 1.0 - static_cast<double>(memory.available_bytes) / static_cast<double>(memory.total_bytes);
+  if (used <= options_.host_memory_warning || warned_of_host_memory_.exchange(true)) {
+    return;
+  }
+  log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
+              " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
+              " are available; saves hold " + human_bytes(pool.capacity_bytes) +
+              (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
+}
+
+}  // namespace ebb

@@ -1,0 +1,128 @@
+#include "offload/out_of_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAMacros.h>
+
+#include "offload/core.h"
+#include "offload/device_meter.h"
+
+namespace ebb {
+namespace {
+
+// Those that are asked.
+class Served {
+ public:
+  static Served& all() {
+    static auto* const served = new Served;  // the allocator may ask at any time, also at exit
+    return *served;
+  }
+
+  void add(const std::shared_ptr<Core>& core) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(cores_, [](const auto& each) { return each.expired(); });
+    cores_.push_back(core);
+    any_ = true;
+  }
+
+  [[nodiscard]] std::vector<std::shared_ptr<Core>> on(c10::Device device) {
+    std::vector<std::shared_ptr<Core>> found;
+    if (!any_) {
+      return found;
+    }
+    const std::lock_guard lock(mutex_);
+    for (const auto& each : cores_) {
+      std::shared_ptr<Core> core = each.lock();
+      if (core != nullptr && !core->forked() && core->tier().device() == device) {
+        found.push_back(std::move(core));
+      }
+    }
+    return found;
+  }
+
+ private:
+  std::atomic<bool> any_{false};
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Core>> cores_;  // LOCK: mutex_
+};
+
+// The largest request that has failed though what was kept would have made room for it, by device.
+std::atomic<std::uint64_t>& failed_request(c10::DeviceIndex device) {
+  static std::array<std::atomic<std::uint64_t>, C10_COMPILE_TIME_MAX_GPUS> bytes{};
+  return bytes.at(static_cast<std::size_t>(device));
+}
+
+void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  std::uint64_t room = cuda_room(device).unsplit_bytes;
+  for (const std::shared_ptr<Core>& core : Served::all().on(device)) {
+    room += core->on_device().now_bytes();
+  }
+  if (bytes <= room) {
+    raise_to(failed_request(device.index()), bytes);
+  }
+}
+
+// Whether something was let go.
+bool make_room() {
+  const c10::Device device(c10::kCUDA, c10::cuda::current_device());
+  const std::vector<std::shared_ptr<Core>> cores = Served::all().on(device);
+  if (cores.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    return false;
+  }
+  std::uint64_t reserve = failed_request(device.index());
+  for (const std::shared_ptr<Core>& core : cores) {
+    reserve = std::max(reserve, core->largest_saved_bytes());
+  }
+  bool some = false;
+  for (const std::shared_ptr<Core>& core : cores) {
+    // What is let go may leave holes beside memory in use, which serve no large request: so the device is asked again.
+    while (const std::uint64_t bytes = bytes_short(cuda_room(device).unsplit_bytes, reserve)) {
+      if (core->evict(bytes) == 0) {
+        break;
+      }
+      some = true;
+    }
+  }
+  return some;
+}
+
+class MakeRoom final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {  // NOLINT(readability-identifier-naming): LibTorch's name
+    try {
+      return make_room();
+    } catch (...) {  // the allocator then does without
+      return false;
+    }
+  }
+};
+
+}  // namespace
+
+std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
+  constexpr std::uint64_t kSmallest = 20 << 20;  // what LibTorch takes for a request of 1 to 10 MiB
+  constexpr std::uint64_t kUnit = 2 << 20;       // and what it rounds larger ones up to
+  const std::uint64_t segment = std::max((reserve + kUnit - 1) / kUnit * kUnit, kSmallest);
+  return segment - std::min(room, segment);
+}
+
+void serve_when_out_of_memory(const std::shared_ptr<Core>& core) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    c10::FreeCudaMemoryCallbacksRegistry()->Register(
+        "ebb", []() -> std::unique_ptr<c10::FreeMemoryCallback> { return std::make_unique<MakeRoom>(); });
+    c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(&note_failed_request);
+  });
+  Served::all().add(core);
+}
+
+}  // namespace ebb
