@@ -60,14 +60,14 @@ Llama::Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed
   initialize(parameters(), seed, embedding_.device());
 }
 
-at::Tensor Llama::forward_hidden(const at::Tensor& tokens) {
+at::Tensor Llama::forward_hidden(const at::Tensor& tokens, const PartRunner& run) {
   const std::int64_t seq = tokens.size(1);
   TORCH_CHECK(seq <= max_seq(), "a sequence of ", seq, " tokens is over the model's longest of ", max_seq());
   const auto cos = cos_.narrow(0, 0, seq).unsqueeze(1);
   const auto sin = sin_.narrow(0, 0, seq).unsqueeze(1);
   auto x = at::embedding(embedding_, tokens);
   for (const auto& block : blocks_) {
-    x = block->forward(x, cos, sin);
+    x = run([block, cos, sin](const at::Tensor& input) { return block->forward(input, cos, sin); }, x);
   }
   return at::rms_norm(x, norm_.sizes(), norm_, kNormEpsilon);
 }

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "bench/llama_config.h"
+#include "bench/model_part.h"
 
 namespace ebb {
 
@@ -22,7 +23,7 @@ class Llama : public torch::nn::Module {
   Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options = {});
 
   // int64 tokens [batch, seq] -> [batch, seq, dim], normed. Throws c10::Error where seq is over max_seq.
-  at::Tensor forward_hidden(const at::Tensor& tokens);
+  at::Tensor forward_hidden(const at::Tensor& tokens, const PartRunner& run = run_part);
 
   // [..., dim] -> logits [..., vocab], in the model's dtype.
   at::Tensor head(const at::Tensor& hidden);

@@ -5,15 +5,10 @@
 // Times are the host's, from before the first launch to after a device synchronisation, in default mode. Gradients are
 // compared in deterministic mode, in a process of its own: cuBLAS reads its part of that mode once.
 
-#include <unistd.h>
-
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +17,7 @@
 
 #include "bench/chrome_trace.h"
 #include "bench/device.h"
+#include "bench/elsewhere.h"
 #include "bench/percentile.h"
 #include "bench/result_rows.h"
 #include "bench/step_measure.h"
@@ -51,7 +47,7 @@ int compare(const StepOptions& options, c10::Device device) {
   nlohmann::json equal;
   for (const std::string& name : options.configs) {
     Offloader offloader(config_options(name, offload_options(options, device)));
-    equal[name] = gradients_equal(workload, offloader);
+    equal[name] = gradients_equal(workload, config_method(name, offloader));
   }
   write_whole_file(options.out, equal.dump());
   return 0;
@@ -59,30 +55,19 @@ int compare(const StepOptions& options, c10::Device device) {
 
 // The same, from a process of its own.
 nlohmann::json compare_elsewhere(const StepOptions& options, const std::string& dtype) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("ebb-step-" + std::to_string(getpid()));
-  const std::filesystem::path answer = folder / "equal.json";
-  std::string command = "'" + std::filesystem::read_symlink("/proc/self/exe").string() + "' --compare-only --shape " +
-                        options.shape + " --device " + options.device + " --dtypes " + dtype + " --out '" +
-                        answer.string() + "'";
+  std::vector<std::string> arguments{"--compare-only", "--shape",  options.shape, "--device",
+                                     options.device,   "--dtypes", dtype};
   const auto pass_on = [&](const char* flag, const auto& value) {
-    command += value ? std::string(" ") + flag + " " + std::to_string(*value) : "";
+    if (value) {
+      arguments.insert(arguments.end(), {flag, std::to_string(*value)});
+    }
   };
   pass_on("--layers", options.layers);
   pass_on("--stash", options.stash_bytes);
   pass_on("--window", options.window_bytes);
-  command += " --configs";
-  for (const std::string& config : options.configs) {
-    command += " " + config;
-  }
-  const int status = std::system(command.c_str());
-  std::ifstream in(answer);
-  nlohmann::json equal = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
-  std::filesystem::remove_all(folder);
-  if (status != 0 || equal.is_discarded()) {
-    throw std::runtime_error("the comparison of gradients failed: " + command);
-  }
-  return equal;
+  arguments.emplace_back("--configs");
+  arguments.insert(arguments.end(), options.configs.begin(), options.configs.end());
+  return run_elsewhere(arguments);
 }
 
 void add_plan(nlohmann::json& result, const PlanReport& plan) {
@@ -125,18 +110,18 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
                        const std::string& dtype, DeviceMemory& device_memory, c10::Device device) {
   const Options chosen = config_options(name, offload_options(options, device));
   Offloader offloader(chosen);
-  Offloader* const used = chosen.enabled ? &offloader : nullptr;
+  const StepMethod method = config_method(name, offloader);
 
-  const StepTimes times = time_pairs(workload, used, options.warm_up, options.pairs, device);
+  const StepTimes times = time_pairs(workload, method, options.warm_up, options.pairs, device);
   std::vector<double> ratios;
   for (std::size_t i = 0; i < times.none_ms.size(); ++i) {
     ratios.push_back(times.config_ms[i] / times.none_ms[i]);
   }
   offloader.reset_stats();
-  workload.step(used);
+  workload.step(method);
   synchronize(device);  // stalls are counted by events, which must have happened
   const Stats stats = offloader.stats();
-  const StepMemory memory = measure_memory(workload, used, device_memory, device);
+  const StepMemory memory = measure_memory(workload, method, device_memory, device);
 
   nlohmann::json result{
       {"config", name},
@@ -147,7 +132,7 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
       {"ratio_of_medians", percentile(times.config_ms, 0.5) / percentile(times.none_ms, 0.5)},
       {"median_of_pair_ratios", percentile(ratios, 0.5)},
       {"forward_ms_median", percentile(times.config_forward_ms, 0.5)},
-      {"gradient_norm", gradient_norm(workload, used)},
+      {"gradient_norm", gradient_norm(workload, method)},
       {"first_step_ms", times.first_config_ms},
       {"pairs", options.pairs},
       {"after_forward_bytes", memory.after_forward_bytes},
@@ -176,9 +161,9 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
   }
   if (options.peaks) {
     result["steps_watched"] = *options.peaks;
-    result["largest_peak_bytes"] = largest_peak(workload, used, *options.peaks, device_memory, device);
+    result["largest_peak_bytes"] = largest_peak(workload, method, *options.peaks, device_memory, device);
   }
-  if (used != nullptr && options.steady) {
+  if (method.offloader != nullptr && options.steady) {
     const SteadyState steady = run_steadily(workload, offloader, *options.steady, device);
     result["steady"] = {{"steps", steady.steps},
                         {"pool_growths", steady.pool_growths},
@@ -234,7 +219,7 @@ int run(int argc, char** argv) {
     StepWorkload workload(shape, kDtypes.at(dtype), device);
     for (const std::string& name : options.configs) {
       nlohmann::json result = measure(workload, options, name, dtype, device_memory, device);
-      if (!options.trace.empty() && name != "none") {
+      if (!options.trace.empty() && name != "none" && name != "checkpoint") {
         trace_step(workload, options, name, dtype, device);
       }
       result["dtype"] = dtype;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -12,7 +13,10 @@
 #include "bench/bytes.h"
 #include "bench/device.h"
 #include "bench/device_clock.h"
+#include "bench/same_bits.h"
 #include "offload/offloader.h"
+#include "policy/biggest_fraction.h"
+#include "policy/everything.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
 #include "policy/recompute.h"
@@ -26,13 +30,13 @@ struct StepTime {
   double whole_ms;
 };
 
-StepTime time_step(StepWorkload& workload, Offloader* offloader, c10::Device device) {
+StepTime time_step(StepWorkload& workload, StepMethod method, c10::Device device) {
   using Clock = std::chrono::steady_clock;
   using Ms = std::chrono::duration<double, std::milli>;
   synchronize(device);
   DeviceClock clock(device);
   const auto start = Clock::now();
-  workload.step(offloader, {.before_backward = [&] { clock.stop(); }});
+  workload.step(method, {.before_backward = [&] { clock.stop(); }});
   synchronize(device);
   return {clock.ms(), Ms(Clock::now() - start).count()};
 }
@@ -43,13 +47,18 @@ std::uint64_t device_allocations(c10::Device device) {
                           : 0;
 }
 
-// As bytes: at::equal takes +0 for -0, and no NaN for itself.
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
-}
-
 std::optional<std::string> after(const std::string& prefix, const std::string& name) {
   return name.starts_with(prefix) ? std::optional(name.substr(prefix.size())) : std::nullopt;
+}
+
+// "A,B" as its words.
+Operation::Names names_of(const std::string& list) {
+  Operation::Names names;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    names.insert(word);
+  }
+  return names;
 }
 
 std::optional<DeviceBudget> budget_of(const std::string& name) {
@@ -84,22 +93,35 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound, keep));
   } else if (name == "mix") {
     chosen.policy = minimum_size(kDefaultMinimumBytes, recompute(Recompute::kMemoryBound));
+  } else if (name == "evict") {
+    chosen.policy = keep_everything();
+  } else if (name == "checkpoint") {
+    chosen.enabled = false;
+  } else if (const auto fraction = after("biggest:", name)) {
+    chosen.policy = biggest_fraction(std::stod(*fraction));
+  } else if (const auto operations = after("operations:", name)) {
+    chosen.policy = only_operations(names_of(*operations));
   } else if (const std::optional<DeviceBudget> budget = budget_of(name)) {
     chosen.device_budget = budget;
     chosen.device_budget_is_a_wish = true;
   } else if (name != "offload") {
     throw std::invalid_argument("unknown configuration \"" + name +
-                                "\": there are none, blocking, offload, lean, recompute, mix, budget:SIZE, "
-                                "slowdown:FRACTION, least");
+                                "\": there are none, blocking, offload, lean, recompute, mix, evict, checkpoint, "
+                                "biggest:FRACTION, operations:NAME,NAME..., budget:SIZE, slowdown:FRACTION, least");
   }
   return chosen;
 }
 
-StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device) {
+StepMethod config_method(const std::string& name, Offloader& offloader) {
+  const bool checkpoints = name == "checkpoint";
+  return {checkpoints || name == "none" ? nullptr : &offloader, checkpoints};
+}
+
+StepTimes time_pairs(StepWorkload& workload, StepMethod method, int warm_up, int pairs, c10::Device device) {
   StepTimes times;
   for (int i = 0; i < warm_up; ++i) {
     time_step(workload, nullptr, device);
-    const StepTime time = time_step(workload, offloader, device);
+    const StepTime time = time_step(workload, method, device);
     if (i == 0) {
       times.first_config_ms = time.whole_ms;
     }
@@ -107,7 +129,7 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
   for (int i = 0; i < pairs; ++i) {
     // Each is the first of every other pair, so that neither is always the one that follows the other.
     for (const bool none : {i % 2 == 0, i % 2 == 1}) {
-      const StepTime time = time_step(workload, none ? nullptr : offloader, device);
+      const StepTime time = time_step(workload, none ? StepMethod(nullptr) : method, device);
       (none ? times.none_ms : times.config_ms).push_back(time.whole_ms);
       if (!none) {
         times.config_forward_ms.push_back(time.forward_ms);
@@ -117,50 +139,50 @@ StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, 
   return times;
 }
 
-StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device) {
+StepMemory measure_memory(StepWorkload& workload, StepMethod method, DeviceMemory& memory, c10::Device device) {
   StepMemory result;
   // First, for draining by hand makes copies wait that would not, in that step and in those that learn from it.
   memory.reset();
-  workload.step(offloader);
+  workload.step(method);
   synchronize(device);
   result.peak_bytes = memory.peak_bytes();
   const auto after_head = [&] {
     synchronize(device);
     result.undrained_after_forward_bytes = memory.now_bytes();
-    if (offloader != nullptr) {
-      offloader->drain();
+    if (method.offloader != nullptr) {
+      method.offloader->drain();
     }
     synchronize(device);
     result.after_forward_bytes = memory.now_bytes();
   };
-  workload.step(offloader, {.after_head = after_head});
+  workload.step(method, {.after_head = after_head});
   return result;
 }
 
-std::uint64_t largest_peak(StepWorkload& workload, Offloader* offloader, int steps, DeviceMemory& memory,
+std::uint64_t largest_peak(StepWorkload& workload, StepMethod method, int steps, DeviceMemory& memory,
                            c10::Device device) {
   memory.reset();
   for (int i = 0; i < steps; ++i) {
-    workload.step(offloader);
+    workload.step(method);
   }
   synchronize(device);
   return memory.peak_bytes();
 }
 
-double gradient_norm(StepWorkload& workload, Offloader* offloader) {
+double gradient_norm(StepWorkload& workload, StepMethod method) {
   double squares = 0;
-  for (const at::Tensor& gradient : workload.step(offloader)) {
+  for (const at::Tensor& gradient : workload.step(method)) {
     const double norm = at::linalg_vector_norm(gradient, 2, {}, /*keepdim=*/false, at::kDouble).item<double>();
     squares += norm * norm;
   }
   return std::sqrt(squares);
 }
 
-bool gradients_equal(StepWorkload& workload, Offloader& offloader) {
+bool gradients_equal(StepWorkload& workload, StepMethod method) {
   const std::vector<at::Tensor> expected = workload.step(nullptr);
   constexpr int kSteps = 5;
   for (int i = 0; i < kSteps; ++i) {
-    const std::vector<at::Tensor> actual = workload.step(&offloader);
+    const std::vector<at::Tensor> actual = workload.step(method);
     if (!std::equal(expected.begin(), expected.end(), actual.begin(), actual.end(), same_bits)) {
       return false;
     }

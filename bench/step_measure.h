@@ -17,10 +17,15 @@ class Offloader;
 // The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
 // in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they are), or "lean" (small
 // saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time),
-// "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (the rest moves), or a plan for a budget:
-// "slowdown:0.02", "budget:12GB" (of all device memory) or "least".
-// Throws std::invalid_argument for another name.
+// "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (the rest moves), "evict" (all is kept
+// until the device has no memory left), or a plan for a budget: "slowdown:0.02", "budget:12GB" (of all device memory)
+// or "least". Or by a policy alone, whatever the size: "biggest:0.2" (that share of the storages moves) or
+// "operations:SiluBackward0,MulBackward0" (what these nodes made moves). Or "checkpoint": ebb moves nothing, and every
+// block is checkpointed. Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
+
+// The method that goes with it. `offloader` has those options.
+StepMethod config_method(const std::string& name, Offloader& offloader);
 
 struct StepTimes {
   double first_config_ms = 0;  // the first of all, in which pools grow and nothing is known yet
@@ -31,7 +36,7 @@ struct StepTimes {
 
 // Steps of none and of the configuration in turn, after `warm_up` of each, at least one. Which of a pair runs first
 // alternates.
-StepTimes time_pairs(StepWorkload& workload, Offloader* offloader, int warm_up, int pairs, c10::Device device);
+StepTimes time_pairs(StepWorkload& workload, StepMethod method, int warm_up, int pairs, c10::Device device);
 
 struct StepMemory {
   // Right after the head's linear, logits included: as a step leaves it when all copies are done, and after `drain`,
@@ -42,19 +47,19 @@ struct StepMemory {
 };
 
 // `memory` must have been made before the workload.
-StepMemory measure_memory(StepWorkload& workload, Offloader* offloader, DeviceMemory& memory, c10::Device device);
+StepMemory measure_memory(StepWorkload& workload, StepMethod method, DeviceMemory& memory, c10::Device device);
 
 // The most device memory in any of so many steps. `memory` as above.
-std::uint64_t largest_peak(StepWorkload& workload, Offloader* offloader, int steps, DeviceMemory& memory,
+std::uint64_t largest_peak(StepWorkload& workload, StepMethod method, int steps, DeviceMemory& memory,
                            c10::Device device);
 
 // The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
-double gradient_norm(StepWorkload& workload, Offloader* offloader);
+double gradient_norm(StepWorkload& workload, StepMethod method);
 
 // Whether all gradients of five consecutive steps are those of plain autograd, bit for bit: the first learns the order
 // of reads, the others follow it and reuse blocks, and from the third on copies may start early. Deterministic
 // algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
-bool gradients_equal(StepWorkload& workload, Offloader& offloader);
+bool gradients_equal(StepWorkload& workload, StepMethod method);
 
 // What must not happen in steady state, counted over `steps` steps.
 struct SteadyState {

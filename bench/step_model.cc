@@ -24,7 +24,7 @@ class LlamaModel final : public StepModel {
         at::randint(0, shape.model.vocab, {shape.batch, shape.sequence}, generator, at::kLong).to(options.device());
   }
 
-  at::Tensor body() override { return model_.forward_hidden(tokens_); }
+  at::Tensor body(const PartRunner& run) override { return model_.forward_hidden(tokens_, run); }
   at::Tensor head(const at::Tensor& hidden) override { return model_.head(hidden); }
   [[nodiscard]] std::vector<at::Tensor> parameters() const override { return model_.parameters(); }
 
@@ -67,10 +67,10 @@ class Mlp final : public StepModel {
     }
   }
 
-  at::Tensor body() override {
+  at::Tensor body(const PartRunner& run) override {
     at::Tensor x = input_;
     for (std::size_t i = 0; i + 1 < weights_.size(); ++i) {
-      x = x + at::gelu(at::linear(x, weights_[i]));
+      x = run([weight = weights_[i]](const at::Tensor& in) { return in + at::gelu(at::linear(in, weight)); }, x);
     }
     return x;
   }
@@ -81,6 +81,35 @@ class Mlp final : public StepModel {
  private:
   at::Tensor input_;
   std::vector<at::Tensor> weights_;  // the head's last
+};
+
+class Stack final : public StepModel {
+ public:
+  Stack(const StackShape& shape, const at::TensorOptions& options) {
+    Source source(options);
+    input_ = source.normal({shape.rows, shape.width}, 1.0);
+    for (std::int64_t i = 0; i < shape.layers; ++i) {
+      parameters_.push_back(source.weight({shape.width, shape.width}, shape.width));
+      parameters_.push_back(source.filled(shape.width, 0.0));
+    }
+  }
+
+  at::Tensor body(const PartRunner& run) override {
+    at::Tensor x = input_;
+    for (std::size_t i = 0; i < parameters_.size(); i += 2) {
+      x = run([weight = parameters_[i],
+               bias = parameters_[i + 1]](const at::Tensor& in) { return at::relu(at::linear(in, weight, bias)); },
+              x);
+    }
+    return x;
+  }
+
+  at::Tensor head(const at::Tensor& hidden) override { return hidden; }
+  [[nodiscard]] std::vector<at::Tensor> parameters() const override { return parameters_; }
+
+ private:
+  at::Tensor input_;
+  std::vector<at::Tensor> parameters_;  // each layer's weight and bias
 };
 
 class Convolutions final : public StepModel {
@@ -104,12 +133,10 @@ class Convolutions final : public StepModel {
     head_ = parameter(source.weight({shape.classes, channels / 2}, channels / 2));
   }
 
-  at::Tensor body() override {
+  at::Tensor body(const PartRunner& run) override {
     at::Tensor x = at::relu(apply(stem_, input_));
-    for (const Block& block : blocks_) {
-      const at::Tensor inside = apply(block.second, at::relu(apply(block.first, x)));
-      const at::Tensor around = block.shortcut.defined() ? at::conv2d(x, block.shortcut, {}, block.first.stride) : x;
-      x = at::relu(inside + around);
+    for (const Residual& residual : blocks_) {
+      x = run([residual](const at::Tensor& in) { return apply(residual, in); }, x);
     }
     return x.mean({2, 3});
   }
@@ -124,7 +151,7 @@ class Convolutions final : public StepModel {
     at::Tensor bias;
     std::int64_t stride;
   };
-  struct Block {
+  struct Residual {
     Layer first;
     Layer second;
     at::Tensor shortcut;  // undefined: the input itself
@@ -149,9 +176,15 @@ class Convolutions final : public StepModel {
                           at::globalContext().userEnabledCuDNN());
   }
 
+  static at::Tensor apply(const Residual& block, const at::Tensor& x) {
+    const at::Tensor inside = apply(block.second, at::relu(apply(block.first, x)));
+    const at::Tensor around = block.shortcut.defined() ? at::conv2d(x, block.shortcut, {}, block.first.stride) : x;
+    return at::relu(inside + around);
+  }
+
   at::Tensor input_;
   Layer stem_;
-  std::vector<Block> blocks_;
+  std::vector<Residual> blocks_;
   at::Tensor head_;
   std::vector<at::Tensor> parameters_;
 };
@@ -165,6 +198,9 @@ std::unique_ptr<StepModel> make_step_model(const StepShape& shape, at::ScalarTyp
   }
   if (const auto* const mlp = std::get_if<MlpShape>(&shape.sizes)) {
     return std::make_unique<Mlp>(*mlp, options);
+  }
+  if (const auto* const stack = std::get_if<StackShape>(&shape.sizes)) {
+    return std::make_unique<Stack>(*stack, options);
   }
   return std::make_unique<Convolutions>(std::get<ConvolutionShape>(shape.sizes), options);
 }

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "bench/model_part.h"
 #include "bench/step_shape.h"
 
 namespace ebb {
@@ -13,7 +14,7 @@ namespace ebb {
 class StepModel {
  public:
   virtual ~StepModel() = default;
-  [[nodiscard]] virtual at::Tensor body() = 0;
+  [[nodiscard]] virtual at::Tensor body(const PartRunner& run) = 0;
   [[nodiscard]] virtual at::Tensor head(const at::Tensor& hidden) = 0;
   [[nodiscard]] virtual std::vector<at::Tensor> parameters() const = 0;
 };

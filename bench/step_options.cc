@@ -8,12 +8,14 @@ namespace ebb {
 
 std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
-  app.add_option("--shape", options.shape, "w1, small, tiny, long, mlp, resnet, tiny-mlp or tiny-resnet")
+  app.add_option("--shape", options.shape, "w1, small, tiny, long, mlp, stack, resnet, tiny-mlp or tiny-resnet")
       ->capture_default_str();
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
-  app.add_option("--configs", options.configs,
-                 "none, blocking, offload, lean, recompute, mix, budget:SIZE, slowdown:FRACTION or least")
+  app.add_option(
+         "--configs", options.configs,
+         "none, blocking, offload, lean, recompute, mix, evict, checkpoint, biggest:FRACTION, operations:NAME,NAME..., "
+         "budget:SIZE, slowdown:FRACTION or least")
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::PositiveNumber);

@@ -14,6 +14,7 @@ LlamaConfig llama_3_8b(std::int64_t layers) {
 
 std::int64_t& layers_of(LlamaShape& sizes) { return sizes.model.layers; }
 std::int64_t& layers_of(MlpShape& sizes) { return sizes.layers; }
+std::int64_t& layers_of(StackShape& sizes) { return sizes.layers; }
 std::int64_t& layers_of(ConvolutionShape& sizes) { return sizes.layers; }
 
 }  // namespace
@@ -32,6 +33,7 @@ const std::vector<StepShape>& step_shapes() {
       {"long", LlamaShape{llama_3_8b(2), 1, 32768}},
       {"mlp", MlpShape{.layers = 96, .width = 1024, .rows = 16384}},
       {"tiny-mlp", MlpShape{.layers = 6, .width = 64, .rows = 8192}},
+      {"stack", StackShape{.layers = 100, .width = 16, .rows = 128}},
       {"resnet", ConvolutionShape{.layers = 4, .channels = 64, .image = 112, .batch = 128, .classes = 1000}},
       {"tiny-resnet", ConvolutionShape{.layers = 1, .channels = 16, .image = 64, .batch = 16, .classes = 10}},
   };

@@ -23,6 +23,14 @@ struct MlpShape {
   std::int64_t rows = 0;
 };
 
+// relu(linear(x)) with a bias over [rows, width], and no head. With 100 layers, width 16 and 128 rows, the small model
+// of Lightning thunder's CPU-offloading tutorial.
+struct StackShape {
+  std::int64_t layers = 0;
+  std::int64_t width = 0;
+  std::int64_t rows = 0;
+};
+
 // In the manner of ResNet: a stem, four stages of residual blocks (convolution, batch norm, relu, twice), each stage
 // with twice the channels and half the image of the one before, the mean over the image, and a linear head.
 struct ConvolutionShape {
@@ -36,12 +44,12 @@ struct ConvolutionShape {
 // A workload of the step benchmark: a model, and what a step feeds it.
 struct StepShape {
   std::string name;
-  std::variant<LlamaShape, MlpShape, ConvolutionShape> sizes;
+  std::variant<LlamaShape, MlpShape, StackShape, ConvolutionShape> sizes;
 };
 
 // "w1": Llama-3-8B with 9 layers, batch 8, sequence 1024. "small": a quarter of its width. "tiny": for a CPU. "long":
-// two layers of it over one sequence of 32,768. "mlp": deep and narrow. "resnet": convolutions. "tiny-mlp" and
-// "tiny-resnet": for a CPU.
+// two layers of it over one sequence of 32,768. "mlp": deep and narrow. "stack": deep and tiny. "resnet": convolutions.
+// "tiny-mlp" and "tiny-resnet": for a CPU.
 const std::vector<StepShape>& step_shapes();
 
 // Throws std::invalid_argument that names the shapes there are.

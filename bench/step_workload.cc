@@ -5,17 +5,25 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "offload/checkpoint.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
 
 namespace ebb {
+namespace {
 
-std::vector<at::Tensor> StepWorkload::step(Offloader* offloader, const Calls& calls) {
+at::Tensor run_checkpointed(const ModelPart& part, const at::Tensor& x) {
+  return checkpoint([part](const std::vector<at::Tensor>& in) { return std::vector{part(in.front())}; }, {x}).front();
+}
+
+}  // namespace
+
+std::vector<at::Tensor> StepWorkload::step(StepMethod method, const Calls& calls) {
   std::optional<OffloadGuard> guard;
-  if (offloader != nullptr) {
-    guard.emplace(*offloader);
+  if (method.offloader != nullptr) {
+    guard.emplace(*method.offloader);
   }
-  const at::Tensor hidden = model_->body();
+  const at::Tensor hidden = model_->body(method.checkpoints ? run_checkpointed : run_part);
   at::Tensor loss;
   {
     const NoOpGuard head;

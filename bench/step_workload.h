@@ -12,6 +12,15 @@ namespace ebb {
 
 class Offloader;
 
+// How a step keeps what autograd saves.
+struct StepMethod {
+  StepMethod(Offloader* offloader, bool checkpoints = false)  // NOLINT(google-explicit-constructor)
+      : offloader(offloader), checkpoints(checkpoints) {}
+
+  Offloader* offloader;  // null: autograd as it is
+  bool checkpoints;      // every block
+};
+
 // One training step without its optimizer: forward, then the gradients of mean(logsumexp(float(output))) for all
 // parameters. The head runs under a NoOpGuard.
 class StepWorkload {
@@ -25,9 +34,8 @@ class StepWorkload {
     std::function<void()> before_backward = {};
   };
 
-  // `offloader` null: autograd as it is.
-  std::vector<at::Tensor> step(Offloader* offloader, const Calls& calls);
-  std::vector<at::Tensor> step(Offloader* offloader) { return step(offloader, {}); }
+  std::vector<at::Tensor> step(StepMethod method, const Calls& calls);
+  std::vector<at::Tensor> step(StepMethod method) { return step(method, {}); }
 
  private:
   const std::unique_ptr<StepModel> model_;

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <functional>
+
+#include <ATen/core/Tensor.h>
+
+namespace ebb {
+
+// One of the equal parts that a model puts in a row. What it captures is its own, so that it may run again in backward.
+using ModelPart = std::function<at::Tensor(const at::Tensor&)>;
+
+// Runs a block: as it is, or checkpointed.
+using PartRunner = std::function<at::Tensor(const ModelPart&, const at::Tensor&)>;
+
+inline at::Tensor run_part(const ModelPart& block, const at::Tensor& x) { return block(x); }
+
+}  // namespace ebb

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace ebb {
+
+class DeviceMemory;
+class Offloader;
+
+// The function of lightning-thunder's issue 1337 as a training step: n times
+//
+//   t1 = relu(t0), t2 = t1 t1, t3 = relu(t2), a = t3 a
+//
+// over float32 matrices of 256 by 256, each t0 another one. There the function itself is measured, written out for what
+// backward with checkpoints should do: make t3 anew from t0, multiply the gradient of `a` by it, and forget both. It
+// takes 0.75 MiB above what it begins with, whatever n. Here it is the forward pass, and backward is to take no more:
+// the gradient that a path is given, and two tensors more. Only `a` is trained, so gradients do not grow with n either.
+struct PathsCase {
+  std::string name;
+  bool summed = false;  // the paths lie side by side, all from the same `a`, and their results are added
+
+  // silu in relu's place, and t0 is one trained matrix for all paths. Autograd saves what relu gives and nothing to
+  // make it from, so only here are there recipes. What a path's derivative takes comes on top: plain autograd shows it.
+  bool trained = false;
+};
+
+// "chain" is the issue's, "sum" has the paths side by side, and "trained" too.
+PathsCase paths_case(const std::string& name);
+
+// "none", "checkpoint" (ebb::checkpoint around each path), and where there are any "recipes" (what can be recomputed
+// is, at any cost).
+std::vector<std::string> paths_configs(const PathsCase& paths_case);
+
+class Paths {
+ public:
+  // Inputs come from a fixed seed.
+  Paths(const PathsCase& paths_case, int n, c10::Device device);
+
+  struct Memory {
+    std::uint64_t held_bytes = 0;             // by the graph when backward begins
+    std::uint64_t peak_over_start_bytes = 0;  // in backward, above all that was there when it began
+    std::uint64_t recomputed_bytes = 0;       // by recipes
+  };
+
+  // In a step after one that does not count: LibTorch's libraries take memory of their own once. `memory` must have
+  // been made before this.
+  [[nodiscard]] Memory measure(const std::string& config, DeviceMemory& memory) const;
+
+  // Whether the gradients are those of plain autograd, bit for bit, in two steps.
+  [[nodiscard]] bool gradients_equal(const std::string& config) const;
+
+ private:
+  [[nodiscard]] at::Tensor forward(bool checkpointed) const;
+  [[nodiscard]] std::vector<at::Tensor> backward(const at::Tensor& result) const;
+  [[nodiscard]] std::vector<at::Tensor> trained() const;
+
+  const PathsCase case_;
+  const c10::Device device_;
+  std::vector<at::Tensor> starts_;
+  at::Tensor a_;
+  at::Tensor gradient_;  // of the result
+};
+
+}  // namespace ebb
