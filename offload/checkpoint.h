@@ -17,7 +17,7 @@ using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::ve
 // both as they were. (Other threads must not draw from the default generators meanwhile, which are the process's.) It
 // must save the same tensors in the same order, which every function does that is not changed by having been run; if it
 // does not, backward throws c10::Error. What the function captures must not be changed in between either, lives as long
-// as the graph, and sees side effects twice. Inputs that are written to raise LibTorch's error. A function that goes
+// as the graph, and may see side effects twice. Inputs that are written to raise LibTorch's error. A function that goes
 // backward over what it has computed itself gets c10::Error.
 //
 // Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region

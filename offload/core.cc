@@ -78,15 +78,14 @@ std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
   try {
     stash_.drain();
     for (const std::shared_ptr<Tape>& tape : tapes()) {
+      if (enough()) {
+        break;
+      }
       if (const std::shared_ptr<StepRecorder> recorder = tape->recorder()) {
         recorder->disturb();
       }
-      if (!enough()) {
-        tape->drop_guesses();
-      }
-      if (!enough()) {
-        tape->evict(enough);
-      }
+      tape->drop_guesses();
+      tape->evict(enough);
     }
   } catch (...) {
     log_warning("a tensor that was kept could not be moved to make room on the device");
@@ -123,7 +122,7 @@ void Core::warn_of_head(Tape& tape) {
   constexpr std::uint64_t kTimes = 3;
   constexpr std::uint64_t kLarge = std::uint64_t{16} << 20;
   const Tape::LastSave last = tape.last_save();
-  if (last.bytes >= kLarge && last.bytes >= kTimes * last.largest_before) {
+  if (last.bytes >= kLarge && last.largest_before > 0 && last.bytes >= kTimes * last.largest_before) {
     log_warning("the step's last saved tensor, of " + human_bytes(last.bytes) +
                 ", is moved right before backward wants it: put a NoOpGuard around the output head and the loss.");
   }

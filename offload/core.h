@@ -54,8 +54,10 @@ class Core : public std::enable_shared_from_this<Core> {
   // no lock under which device memory is asked for: whoever calls this may hold the device allocator's.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
-  // The largest storage that was saved so far, wherever it stayed.
-  [[nodiscard]] std::uint64_t largest_saved_bytes() const { return largest_saved_bytes_; }
+  // The most that one request for device memory is expected to be: the largest storage that was saved so far, wherever
+  // it stayed, or what was expected.
+  [[nodiscard]] std::uint64_t largest_request_bytes() const { return largest_request_bytes_; }
+  void expect_request(std::uint64_t bytes) { raise_to(largest_request_bytes_, bytes); }
 
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
@@ -156,6 +158,8 @@ class Core : public std::enable_shared_from_this<Core> {
   };
   Decided decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe);
   Decision ask(Candidate& candidate, Tape& tape);
+  RegionsPlace ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape);
+  void shrink_stash(Tape& tape, std::uint32_t ordinal);
   void enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
                   const Candidate& candidate);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
@@ -194,7 +198,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::mutex tapes_mutex_;
   std::vector<ThreadsTape> tapes_;  // LOCK: tapes_mutex_. All that live, oldest first
 
-  std::atomic<std::uint64_t> largest_saved_bytes_{0};
+  std::atomic<std::uint64_t> largest_request_bytes_{0};
   std::atomic<std::uint64_t> growths_seen_{0};
   std::atomic<bool> warned_of_host_memory_{false};
   std::atomic<bool> warned_of_no_room_{false};

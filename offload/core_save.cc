@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/log.h"
@@ -43,7 +44,7 @@ std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
   const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
-  raise_to(largest_saved_bytes_, bytes);
+  expect_request(bytes);
   counters_.saved.add(bytes);
   counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
 }
@@ -86,7 +87,7 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
       storage, VersionId(version),
       [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
-  raise_to(largest_saved_bytes_, bytes);
+  expect_request(bytes);
   if (inserted) {
     place(saved, tensor, *tape, start);
   } else {
@@ -101,7 +102,7 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
   const c10::Storage& storage = tensor.storage();
   const std::uint64_t bytes = storage.nbytes();
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  raise_to(largest_saved_bytes_, bytes);
+  expect_request(bytes);
   counters_.saved.add(bytes);
   bool inserted = false;
   std::shared_ptr<SavedStorage> saved = table_.find(storage, VersionId(version));
@@ -116,7 +117,7 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
   }
   tape->began();
   count_kept(Kept::kPolicy, bytes);
-  if (options_.evict_when_out_of_memory && tensor.grad_fn() != nullptr) {
+  if (options_.evict_when_out_of_memory) {
     tape->kept(saved, tier_->current_stream());
   }
   return saved;
@@ -126,11 +127,7 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   const std::uint64_t bytes = saved->bytes();
   std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
   const auto [decision, ordinal] = decide(tensor, *saved, tape, recipe.get());
-  if (planning_ != nullptr && tape.plan() != nullptr) {
-    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
-    const StepRecorder::Detour detour(recorder.get());
-    stash_.shrink_to(stash_limit(tape, ordinal));
-  }
+  shrink_stash(tape, ordinal);
   if (decision == Decision::kRecompute && recipe != nullptr) {
     count_dropped(bytes);
     saved->drop(std::move(recipe));
@@ -139,7 +136,7 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
   if (decision != Decision::kOffload) {
     saved->stays();
     count_kept(Kept::kPolicy, bytes);
-    if (options_.evict_when_out_of_memory && start == Start::kNow) {  // else it may have yet to be filled
+    if (options_.evict_when_out_of_memory) {
       tape.kept(saved, tier_->current_stream());
     }
     return;
@@ -205,6 +202,15 @@ Decision Core::ask(Candidate& candidate, Tape& tape) {
   return decision;
 }
 
+// To what the plan has room for after the candidate.
+void Core::shrink_stash(Tape& tape, std::uint32_t ordinal) {
+  if (planning_ != nullptr && tape.plan() != nullptr) {
+    const std::shared_ptr<StepRecorder> recorder = tape.recorder();
+    const StepRecorder::Detour detour(recorder.get());
+    stash_.shrink_to(stash_limit(tape, ordinal));
+  }
+}
+
 std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tensor>& inputs, Tape& tape) {
   if (planning_ == nullptr) {
     return std::nullopt;
@@ -213,7 +219,17 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
   candidate.region = true;
   candidate.operation = "ebb::checkpoint";
   candidate.recompute = Recompute::kComputeBound;
-  const std::lock_guard lock(policy_mutex_);
+  const std::optional<RegionsPlace> place = [&] {
+    const std::lock_guard lock(policy_mutex_);
+    return ask_for_region(candidate, inputs, tape);
+  }();
+  shrink_stash(tape, static_cast<std::uint32_t>(candidate.ordinal));
+  return place;
+}
+
+// LOCK: policy_mutex_
+Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape) {
+  auto ended = c10::make_scope_exit([&tape] { tape.ended(); });  // for one that the policy refuses
   RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0};
   if (place.recorder != nullptr) {
     std::vector<std::uint32_t> indices;
@@ -228,6 +244,7 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
     }
     place.index = place.recorder->region_begins(std::move(indices));
   }
+  ended.release();
   return place;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -36,8 +37,11 @@ DeviceRoom cuda_room(c10::Device device) {
   const auto allowed = static_cast<std::uint64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) *
                                                   static_cast<double>(total));
   const std::uint64_t more = std::min<std::uint64_t>(free, std::max(allowed, reserved) - reserved);
-  return {in_use, more + reserved - in_use,
-          more + reserved - std::min(reserved, now(stats.active_bytes) + now(stats.inactive_split_bytes))};
+  // Of expandable segments, unused parts go back to the device one by one.
+  const std::uint64_t holes = c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()
+                                  ? 0
+                                  : now(stats.inactive_split_bytes);
+  return {in_use, more + reserved - in_use, more + reserved - std::min(reserved, now(stats.active_bytes) + holes)};
 }
 
 }  // namespace ebb

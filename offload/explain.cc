@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-enum class Why : std::uint8_t { kAlive, kRoom, kOnlyWay, kCheaper };
+enum class Why : std::uint8_t { kAlive, kRoom, kNoRoom, kOnlyWay, kCheaper };
 
 struct Row {
   std::string operation;
@@ -37,7 +37,7 @@ Why why(const StorageRecord& storage, Decision decision) {
     case Decision::kRecompute:
       break;
   }
-  return Why::kCheaper;
+  return storage.movable ? Why::kCheaper : Why::kNoRoom;
 }
 
 const char* text(Why why, Decision decision) {
@@ -46,6 +46,8 @@ const char* text(Why why, Decision decision) {
       return "something else keeps it";
     case Why::kRoom:
       return "there is room";
+    case Why::kNoRoom:
+      return "there is no room";
     case Why::kOnlyWay:
       return "no way to recompute it";
     case Why::kCheaper:
@@ -79,7 +81,7 @@ std::vector<Row> rows_of(const Planned::Known& known) {
     row.decision = decision;
     row.why = reason;
     ++row.storages;
-    row.bytes += known.signature[i].bytes;
+    row.bytes += storage.movable ? known.signature[i].bytes : storage.bytes;
     row.recompute_ms += storage.recompute_ms;
   }
   std::vector<Row> rows;

@@ -55,8 +55,8 @@ class Offloader {
   void drain();
 
   // Lets go of at least so much device memory if it can, as Options::evict_when_out_of_memory has it done for
-  // LibTorch's allocator: for others, and for memory that is not LibTorch's. Returns how many bytes of saved storages
-  // it was.
+  // LibTorch's allocator: for others, and for memory that is not LibTorch's. Without that option what the policy has
+  // kept stays. Returns how many bytes of saved storages it was.
   std::uint64_t evict(std::uint64_t bytes);
 
   [[nodiscard]] Stats stats() const;

@@ -1,7 +1,6 @@
 #include "offload/out_of_memory.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <mutex>
@@ -10,7 +9,6 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
-#include <c10/cuda/CUDAMacros.h>
 
 #include "offload/core.h"
 #include "offload/device_meter.h"
@@ -38,13 +36,16 @@ class Served {
     if (!any_) {
       return found;
     }
-    const std::lock_guard lock(mutex_);
-    for (const auto& each : cores_) {
-      std::shared_ptr<Core> core = each.lock();
-      if (core != nullptr && !core->forked() && core->tier().device() == device) {
-        found.push_back(std::move(core));
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& each : cores_) {
+        found.push_back(each.lock());
       }
     }
+    // Without the lock: whoever holds the last reference ends the core.
+    std::erase_if(found, [device](const std::shared_ptr<Core>& core) {
+      return core == nullptr || core->forked() || core->tier().device() != device;
+    });
     return found;
   }
 
@@ -54,20 +55,16 @@ class Served {
   std::vector<std::weak_ptr<Core>> cores_;  // LOCK: mutex_
 };
 
-// The largest request that has failed though what was kept would have made room for it, by device.
-std::atomic<std::uint64_t>& failed_request(c10::DeviceIndex device) {
-  static std::array<std::atomic<std::uint64_t>, C10_COMPILE_TIME_MAX_GPUS> bytes{};
-  return bytes.at(static_cast<std::size_t>(device));
-}
-
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
-  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-  std::uint64_t room = cuda_room(device).unsplit_bytes;
-  for (const std::shared_ptr<Core>& core : Served::all().on(device)) {
-    room += core->on_device().now_bytes();
-  }
-  if (bytes <= room) {
-    raise_to(failed_request(device.index()), bytes);
+  try {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+    const std::uint64_t room = cuda_room(device).unsplit_bytes;
+    for (const std::shared_ptr<Core>& core : Served::all().on(device)) {
+      if (bytes <= room + core->storages_on_device()) {
+        core->expect_request(bytes);
+      }
+    }
+  } catch (...) {  // the caller is about to throw c10::OutOfMemoryError
   }
 }
 
@@ -78,9 +75,9 @@ bool make_room() {
   if (cores.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return false;
   }
-  std::uint64_t reserve = failed_request(device.index());
+  std::uint64_t reserve = 0;
   for (const std::shared_ptr<Core>& core : cores) {
-    reserve = std::max(reserve, core->largest_saved_bytes());
+    reserve = std::max(reserve, core->largest_request_bytes());
   }
   bool some = false;
   for (const std::shared_ptr<Core>& core : cores) {
@@ -107,6 +104,17 @@ class MakeRoom final : public c10::FreeMemoryCallback {
 };
 
 }  // namespace
+}  // namespace ebb
+
+namespace c10 {
+
+// At the start of the program, for the registry has no lock.
+using ebb::MakeRoom;
+REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
+
+}  // namespace c10
+
+namespace ebb {
 
 std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
   constexpr std::uint64_t kSmallest = 20 << 20;  // what LibTorch takes for a request of 1 to 10 MiB
@@ -116,11 +124,14 @@ std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
 }
 
 void serve_when_out_of_memory(const std::shared_ptr<Core>& core) {
+  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+  if (allocator->name() != "native") {  // cudaMallocAsync, or the user's: they do not ask
+    return;
+  }
   static std::once_flag once;
-  std::call_once(once, [] {
-    c10::FreeCudaMemoryCallbacksRegistry()->Register(
-        "ebb", []() -> std::unique_ptr<c10::FreeMemoryCallback> { return std::make_unique<MakeRoom>(); });
-    c10::cuda::CUDACachingAllocator::attachOutOfMemoryObserver(&note_failed_request);
+  std::call_once(once, [allocator] {
+    allocator->init(c10::cuda::device_count());  // of a device that is not known yet nothing is heard
+    allocator->attachOutOfMemoryObserver(&note_failed_request);
   });
   Served::all().add(core);
 }

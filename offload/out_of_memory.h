@@ -15,8 +15,8 @@ class Core;
 // device could give to one request (DeviceRoom::unsplit_bytes). Most large requests have the size of something that
 // autograd saves (activations, their gradients, parameters' gradients), so there is need where the device could not
 // give the largest of these; what the policy has kept is then evicted until it could (Core::evict). A larger request
-// that fails, though what was kept would have made room for it, is noted, and the device is held ready for it from then
-// on: a program that catches c10::OutOfMemoryError and runs its step again succeeds.
+// that fails, though what is saved would have made room for it, is noted, and the device is held ready for it from then
+// on, as long as the offloader lives: a program that catches c10::OutOfMemoryError and runs its step again succeeds.
 //
 // So a device may be short of up to that size before any memory is really asked for, and what is then evicted is
 // evicted early. While it has more, nothing moves.

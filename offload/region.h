@@ -21,8 +21,8 @@ class PlannedRegion;
 
 // One call of checkpoint(): what its second run takes, and what that has saved and nobody has used yet.
 //
-// Owned by the hooks of what the first run saved, and so gone when backward is over or the graph is dropped. What the
-// second run saves in its own graph is held here only: that graph goes at once.
+// Owned by the hooks of what the first run saved, and so gone when backward is over or the graph is dropped; or when
+// the only run is over. What the second run saves in its own graph is held here only: that graph goes at once.
 //
 // Threads: every member may be called from any thread.
 class Region : public std::enable_shared_from_this<Region> {

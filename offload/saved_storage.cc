@@ -88,7 +88,7 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
   Leaving leaving;
   {
     const std::lock_guard lock(mutex_);
-    leaving = start_out(std::move(block), stream);
+    leaving = start_out(std::move(block), stream, Tape::Went::kAtItsSave);
   }
   core_->count_offloaded(bytes_);
   if (in_force(WaitPoint::kSourceInStash)) {
@@ -112,7 +112,7 @@ bool SavedStorage::evict(c10::Stream stream) {
     if (!block) {
       return false;
     }
-    leaving = start_out(*std::move(block), stream);
+    leaving = start_out(*std::move(block), stream, Tape::Went::kLater);
   }
   core_->count_evicted(bytes_);
   if (in_force(WaitPoint::kSourceInStash)) {
@@ -123,7 +123,7 @@ bool SavedStorage::evict(c10::Stream stream) {
 }
 
 // LOCK: mutex_. kKept -> kAway
-SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream) {
+SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream, Tape::Went when) {
   Tier& tier = core_->tier();
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
@@ -134,7 +134,7 @@ SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream) {
   block.gate(WaitPoint::kOutGatesBlock, left_);
   block_.emplace(std::move(block));
   state_ = State::kAway;
-  position_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_);
+  position_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_, when);
   return {std::exchange(kept_, {}), std::exchange(on_device_, nullptr), left_};
 }
 

@@ -12,6 +12,7 @@
 
 #include "offload/fetched.h"
 #include "offload/gauge.h"
+#include "offload/tape.h"
 #include "streams/block.h"
 #include "streams/ticket.h"
 
@@ -20,7 +21,6 @@ namespace ebb {
 class Core;
 class Recipe;
 class StepRecorder;
-class Tape;
 
 // The bytes that one or more saves share, in one version, and where they are. Lives as long as the saves.
 //
@@ -135,7 +135,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   };
 
   static const SavedStorage*& fetching_here();
-  [[nodiscard]] Leaving start_out(Block block, c10::Stream stream);
+  [[nodiscard]] Leaving start_out(Block block, c10::Stream stream, Tape::Went when);
   c10::Storage get(Use& use);
   c10::Storage get_recorded(Use& use);
   c10::Storage find_making_room(c10::Stream stream, bool& device_is_full);

@@ -25,7 +25,7 @@ std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompu
     storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
     in_use_.push_back(index);
   }
-  mark(What::kSaved, index);
+  mark(What::kSaved, index, storage.nbytes());
   return index;
 }
 
@@ -123,7 +123,8 @@ StepCost StepRecorder::cost() const {
   return cost_;
 }
 
-void StepRecorder::mark(What what, std::uint32_t index) noexcept {
+// `own_bytes`: of what ebb has begun to hold by the save that is marked.
+void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes) noexcept {
   if (disturbed_) {
     return;
   }
@@ -131,7 +132,7 @@ void StepRecorder::mark(What what, std::uint32_t index) noexcept {
     const c10::Stream stream = tier_->current_stream();
     const DeviceUse use = meter_ ? meter_() : DeviceUse{};
     const std::lock_guard lock(mutex_);
-    add_mark(what, index, stream, use);
+    add_mark(what, index, stream, use, own_bytes);
   } catch (...) {  // no memory for it, or no event
     const std::lock_guard lock(mutex_);
     usable_ = false;
@@ -139,7 +140,8 @@ void StepRecorder::mark(What what, std::uint32_t index) noexcept {
 }
 
 // LOCK: mutex_
-void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) {
+void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
+                            std::uint64_t own_bytes) {
   if (!usable_ || over_) {
     return;
   }
@@ -148,7 +150,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     return;
   }
   stream_ = stream;
-  const std::uint64_t held = account_->storages_bytes();
+  const std::uint64_t held = less(account_->storages_bytes(), own_bytes);
   const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
                   less(use.peak_bytes, std::min(held, held_bytes_))};
   held_bytes_ = held;

@@ -111,8 +111,8 @@ class StepRecorder {
     bool released = false;
   };
 
-  void mark(What what, std::uint32_t index) noexcept;
-  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use);
+  void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept;
+  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes);
   class Clock;
   [[nodiscard]] std::uint64_t besides_region(const Mark& mark) const;
   [[nodiscard]] StepRecord record() const;

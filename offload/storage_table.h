@@ -16,7 +16,8 @@ class SavedStorage;
 
 // Finds the SavedStorage of a storage that is already saved, so that one copy serves all its saves. An entry is the
 // newest version of its storage. It cannot be taken for another storage's: a SavedStorage holds a weak reference to its
-// StorageImpl, whose address is therefore not used again while the entry exists.
+// StorageImpl, whose address is therefore not used again while the SavedStorage exists; an entry that outlives it finds
+// nothing.
 //
 // Threads: every member may be called from any thread.
 class StorageTable {

@@ -1,14 +1,20 @@
 #include "offload/tape.h"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <optional>
 
+#include "offload/log.h"
 #include "offload/order_book.h"
 #include "offload/saved_storage.h"
+#include "offload/step_recorder.h"
 
 namespace ebb {
+namespace {
+
+constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
+
+}  // namespace
 
 Tape::~Tape() {
   if (in_use_) {
@@ -54,6 +60,9 @@ void Tape::ended() {
 
 void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
   const std::lock_guard lock(mutex_);
+  if (recorder_ != nullptr && recorder_ != recorder) {  // it has seen a part of the step only
+    recorder_->disturb();
+  }
   recorder_ = std::move(recorder);
 }
 
@@ -73,15 +82,15 @@ std::shared_ptr<const Plan> Tape::plan() {
 }
 
 std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
-                         std::uint32_t ordinal) {
+                         std::uint32_t ordinal, Went when) {
   const std::lock_guard lock(mutex_);
-  ordinals_.push_back(ordinal);
+  ordinals_.push_back(when == Went::kAtItsSave ? ordinal : kNotPlanned);
   last_stream_ = stream;
   storages_.push_back(std::move(storage));
   used_.push_back(false);
   saved_bytes_ += bytes;
   largest_bytes_ = std::max(largest_bytes_, bytes);
-  if (bytes != last_save_.bytes) {
+  if (when == Went::kAtItsSave) {
     last_save_ = {bytes, std::max(last_save_.bytes, last_save_.largest_before)};
   }
   book_->raise_sizes(saved_bytes_, largest_bytes_);
@@ -103,17 +112,25 @@ void Tape::kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream) {
 }
 
 void Tape::evict(const std::function<bool()>& enough) {
-  std::vector<KeptStorage> candidates;
-  {
-    const std::lock_guard lock(mutex_);
-    candidates.swap(kept_);
+  for (std::size_t next = 0; !enough();) {
+    std::shared_ptr<SavedStorage> storage;
+    std::optional<c10::Stream> stream;
+    {
+      const std::lock_guard lock(mutex_);
+      for (; next < kept_.size() && storage == nullptr; ++next) {
+        storage = kept_[next].storage.lock();
+        stream = kept_[next].stream;
+      }
+    }
+    if (storage == nullptr) {
+      return;
+    }
+    try {
+      static_cast<void>(storage->evict(*stream));  // one that was evicted before refuses
+    } catch (...) {
+      log_warning("a tensor that was kept could not be moved to make room on the device");
+    }
   }
-  std::erase_if(candidates, [&enough](const KeptStorage& each) {
-    const std::shared_ptr<SavedStorage> storage = each.storage.lock();
-    return storage == nullptr || (!enough() && storage->evict(each.stream));
-  });
-  const std::lock_guard lock(mutex_);
-  kept_.insert(kept_.begin(), std::make_move_iterator(candidates.begin()), std::make_move_iterator(candidates.end()));
 }
 
 void Tape::begin_use() {

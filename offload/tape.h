@@ -48,10 +48,11 @@ class Tape {
   // the order learned from the steps that are.
   void ended();
 
-  // Adds a storage that went away; `stream`: on which it was saved; `ordinal`: as Candidate::ordinal. Returns its
-  // position.
+  // Adds a storage that went away, as decided at its save or later; `stream`: on which it was saved; `ordinal`: as
+  // Candidate::ordinal. Returns its position.
+  enum class Went : bool { kAtItsSave, kLater };
   std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
-                     std::uint32_t ordinal);
+                     std::uint32_t ordinal, Went when);
 
   // Adds one that stays, saved on `stream`: it may be evicted.
   void kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream);
@@ -60,8 +61,7 @@ class Tape {
   // is passed over.
   void evict(const std::function<bool()>& enough);
 
-  // The storage that went away last, and the largest of those before it, but for those of its own size right before it:
-  // a head may save its output more than once.
+  // The storage that went away last at its save, and the largest of those before it.
   struct LastSave {
     std::uint64_t bytes = 0;
     std::uint64_t largest_before = 0;

@@ -19,9 +19,9 @@ class Everything final : public Policy {
 
 // Keeps every storage: what then moves is what is evicted when the device has no memory left
 // (Options::evict_when_out_of_memory).
-class Nothing final : public Policy {
+class KeepEverything final : public Policy {
  public:
-  explicit Nothing(std::uint64_t least_bytes) : least_bytes_(least_bytes) {}
+  explicit KeepEverything(std::uint64_t least_bytes) : least_bytes_(least_bytes) {}
   void begin_step() override {}
   [[nodiscard]] Decision decide(const Candidate& /*candidate*/) override { return Decision::kKeep; }
   [[nodiscard]] bool needs_operation() const override { return false; }

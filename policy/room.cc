@@ -42,11 +42,14 @@ class StashWalk {
           break;
         case StepEvent::What::kNeed:
           in_backward_ = true;
+          need(event.index);
+          bound = &room.in_backward;
           break;
         case StepEvent::What::kRelease:
+          release(event.index);
           break;
       }
-      if (bound != nullptr && !in_backward_) {
+      if (bound != nullptr && !(in_backward_ && bound != &room.in_backward)) {
         *bound = std::min(*bound, less(device_bytes_ + in_use_, other_ + kept_));
       }
     }
@@ -69,11 +72,23 @@ class StashWalk {
     }
   }
 
+  void need(std::uint32_t i) {
+    if (decisions_[i] == Decision::kRecompute) {
+      kept_ += record_.storages[i].bytes;
+    }
+  }
+
+  void release(std::uint32_t i) {
+    if (decisions_[i] != Decision::kOffload) {
+      kept_ -= std::min(kept_, record_.storages[i].bytes);
+    }
+  }
+
   const StepRecord& record_;
   const std::vector<Decision>& decisions_;
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
-  std::uint64_t kept_ = 0;
+  std::uint64_t kept_ = 0;  // and recomputed
   bool in_backward_ = false;
   std::uint64_t in_use_ = 0;  // of what is offloaded, by the forward pass
 };

@@ -13,7 +13,8 @@ namespace ebb {
 struct StashRoom {
   std::vector<std::uint64_t> after_save;  // by storage, in the order of saving: until the next save or backward. None
                                           // after saves that backward itself makes
-  std::uint64_t in_backward = 0;          // from when it begins
+  std::uint64_t in_backward = 0;          // from when it begins, and until it ends: the host may be far ahead of the
+                                          // device, and lets go of what it knows to be copied
 };
 
 // How much device memory the runtime may use for copies at each point of a step, so that a plan's peak holds whenever

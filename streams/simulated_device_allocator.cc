@@ -25,6 +25,9 @@ c10::DataPtr SimulatedDeviceAllocator::allocate(std::size_t bytes) {
   if (bytes == 0) {
     return {nullptr, nullptr, &give_poisoned, c10::Device(c10::kCPU)};
   }
+  if (before_each_) {
+    before_each_();
+  }
   find_room(bytes);
   void* const address = memory_.take(bytes, SimulatedStreamGuard::current());
   SimulatedMemory::poison(address);

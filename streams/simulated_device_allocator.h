@@ -33,6 +33,9 @@ class SimulatedDeviceAllocator final : public c10::Allocator {
   // Not while a request is under way. nullopt: no limit.
   void limit(std::optional<Limit> limit) { limit_ = std::move(limit); }
 
+  // Called before each request, unless empty; may let go of memory. Not set while a request is under way.
+  void before_each(std::function<void()> call) { before_each_ = std::move(call); }
+
   [[nodiscard]] SimulatedMemory::Bytes bytes() const { return memory_.bytes(); }
   void reset_peak() { memory_.reset_peak(); }
 
@@ -41,6 +44,7 @@ class SimulatedDeviceAllocator final : public c10::Allocator {
 
   SimulatedMemory memory_;
   std::optional<Limit> limit_;
+  std::function<void()> before_each_;
 };
 
 }  // namespace ebb

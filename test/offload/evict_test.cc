@@ -176,6 +176,47 @@ TEST_CASE_METHOD(NoLeak, "those saved first are evicted first, and no more than 
   CHECK(rig.stats().fetched.tensors == 4);
 }
 
+TEST_CASE_METHOD(NoLeak, "before anything is evicted, what ebb can do without is given up") {
+  Setting setting = late();  // copies that are never done of themselves
+  setting.options.stash_bytes = std::uint64_t{1} << 30;
+  Rig rig(setting);
+  Inputs in;
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor loss = network(in);
+  const std::uint64_t stashed = rig.stats().stash.now_bytes;
+  CHECK(stashed > kMatrix);
+  CHECK(rig.offloader().evict(1) == stashed);
+  CHECK(rig.stats().stash.now_bytes == 0);
+  CHECK(rig.stats().evicted.tensors == 0);
+  loss.backward();
+}
+
+TEST_CASE_METHOD(NoLeak, "a step in which something is evicted is not measured any further") {
+  int asked = 0;
+  Setting setting = disk();
+  setting.options.policy = nullptr;
+  setting.options.stash_bytes.reset();
+  setting.options.planned_minimum_bytes = kMatrix;
+  setting.options.device_budget = DeviceBytes{kUnlimited};
+  setting.options.device_meter = [&asked] {
+    ++asked;
+    return DeviceUse{};
+  };
+  Rig rig(setting);
+  for (int i = 0; i < 3; ++i) {
+    step(&rig.offloader());
+  }
+  const int before_step = asked;
+  Inputs in;
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor loss = network(in);
+  CHECK(asked > before_step);  // the second step that follows the plan
+  CHECK(rig.offloader().evict(kMatrix) >= kMatrix);
+  const int before_backward = asked;
+  loss.backward();
+  CHECK(asked == before_backward);
+}
+
 TEST_CASE_METHOD(NoLeak, "what somebody else holds stays, for nothing would be gained") {
   Rig rig(keeping(disk()));
   Inputs in;

@@ -278,7 +278,8 @@ struct LooksAtStats : Function<LooksAtStats> {
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const variable_list saved = context->get_saved_variables();
-    const auto& offloader = *reinterpret_cast<const Offloader*>(context->saved_data["offloader"].toInt());
+    auto& offloader = *reinterpret_cast<Offloader*>(context->saved_data["offloader"].toInt());
+    offloader.drain();  // the stash lets go of it
     held = offloader.stats().saved_on_device.now_bytes;
     return {gradients[0] * 2, at::Tensor()};
   }

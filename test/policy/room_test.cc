@@ -91,12 +91,15 @@ TEST_CASE("the source of a copy out that is still in use takes room once, and no
   CHECK(make_room(record, {kOffload, kOffload}, 30).stash.after_save == Stash{25, 25});
 }
 
-TEST_CASE("when backward begins, other memory counts for copies out until it needs something") {
+TEST_CASE("when backward begins, what it takes to its end counts for copies out, of which the host may hear late") {
   StepRecord record = two_storages();
   record.other = {{0, 5}, {49, 12}, {50, 5}, {55, 20}};
   const StashRoom found = make_room(record, {kOffload, kOffload}, 30).stash;
   CHECK(found.after_save == Stash{25, 25});
-  CHECK(found.in_backward == 18);
+  CHECK(found.in_backward == 10);
+  CHECK(make_room(two_storages(), {kOffload, kKeep}, 30).stash.in_backward == 15);
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  CHECK(make_room(record, {kOffload, kRecompute}, 40).stash.in_backward == 10);
 }
 
 TEST_CASE("there is no room for copies out of what backward itself saves") {

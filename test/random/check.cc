@@ -17,6 +17,7 @@ Tally tally_of(const Stats& stats) {
   tally.fetched = stats.fetched.tensors;
   tally.reused = stats.reused.tensors;
   tally.recomputed = stats.recomputed.tensors;
+  tally.evicted = stats.evicted.tensors;
   for (const Count& kept : stats.kept) {
     tally.kept += kept.tensors;
   }
@@ -72,6 +73,15 @@ bool is_a_recipes_refusal(const Setting& setting, const std::string& difference)
   return recipes && refusal < difference.find(" instead of ");
 }
 
+// Note [The name of a kernel that is not there]
+// Operations that complex halves do not have say so under the name of a kernel, and which one depends on whether two
+// tensors share their memory: at::equal looks for NaN only in views of one storage.
+bool is_of_missing_kernels(const std::string& difference) {
+  const std::string missing = "not implemented for 'ComplexHalf'";
+  const auto first = difference.find(missing);
+  return first != std::string::npos && difference.find(missing, first + 1) != std::string::npos;
+}
+
 bool plain_is_steady(const Program& program, const Ground& plain, const Outcome& expected) {
   constexpr int kRuns = 20;
   for (int i = 0; i < kRuns; ++i) {
@@ -96,6 +106,7 @@ Tally& Tally::operator+=(const Tally& other) {
   unsteady += other.unsteady;
   refusals += other.refusals;
   recomputed += other.recomputed;
+  evicted += other.evicted;
   return *this;
 }
 
@@ -112,6 +123,9 @@ Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
     verdict.tally = tally_of(rig.stats());
   } catch (const std::exception& error) {
     found.other = std::string("thrown by the offloader: ") + error.what();
+  }
+  if (found.difference && is_of_missing_kernels(*found.difference)) {
+    found.difference.reset();
   }
   if (found.difference && is_a_recipes_refusal(tested.setting, *found.difference)) {
     found.difference.reset();

@@ -24,6 +24,7 @@ struct Tally {
   std::uint64_t fetched = 0;
   std::uint64_t reused = 0;
   std::uint64_t recomputed = 0;
+  std::uint64_t evicted = 0;
   std::uint64_t kept = 0;
   std::uint64_t graphs_moved = 0;  // in which something was offloaded
   std::uint64_t errors = 0;        // that plain autograd gave

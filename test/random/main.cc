@@ -68,8 +68,8 @@ class Run {
       }
     }
     std::cout << "saves: " << tally_.saved << ", offloaded: " << tally_.offloaded << ", fetched: " << tally_.fetched
-              << ", reused: " << tally_.reused << ", recomputed: " << tally_.recomputed << ", kept: " << tally_.kept
-              << "\n"
+              << ", reused: " << tally_.reused << ", recomputed: " << tally_.recomputed
+              << ", evicted: " << tally_.evicted << ", kept: " << tally_.kept << "\n"
               << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
               << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles
               << ", unsteady: " << tally_.unsteady << ", refused by a recipe: " << tally_.refusals << "\n";

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/CPUAllocator.h>
+
 #include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/everything.h"
@@ -139,6 +141,9 @@ Setting random_setting(Random& random, c10::Device device) {
   setting.window_bytes = random_size(random, {256 << 10, 512 << 10}, 50);
   setting.capacity_bytes = random_size(random, {4 << 10, 16 << 10, 64 << 10, 1 << 20}, 25);
   setting.passes = 1 + static_cast<int>(random.below(3));
+  if (setting.policy != Choice::kEverything && random.percent(30)) {
+    setting.evict_percent = 1 + random.below(40);
+  }
   if (setting.policy == Choice::kPlan) {
     setting.passes += 3;
   }
@@ -161,12 +166,39 @@ std::string to_text(const Setting& setting) {
   print("stash", setting.stash_bytes);
   print("window", setting.window_bytes);
   print("capacity", setting.capacity_bytes);
+  if (setting.evict_percent > 0) {
+    out << ", evicting at " << setting.evict_percent << " %";
+  }
   out << ", passes " << setting.passes;
   return out.str();
 }
 
 Rig::Rig(const Setting& setting, c10::Device device, const WrapTier& wrap)
-    : first_(make(setting, device, wrap)), second_(make(setting, device, wrap)) {}
+    : first_(make(setting, device, wrap)), second_(make(setting, device, wrap)) {
+  if (setting.evict_percent > 0 && device.is_cpu()) {
+    evict_at_random(setting.seed, setting.evict_percent);
+  }
+}
+
+Rig::~Rig() {
+  if (evicting_ != nullptr) {
+    evicting_->before_each({});
+  }
+}
+
+// From whatever thread asks for memory, and whatever it holds then, as LibTorch's allocator for a GPU does.
+void Rig::evict_at_random(std::uint64_t seed, std::size_t percent) {
+  evicting_ = dynamic_cast<SimulatedDeviceAllocator*>(c10::GetCPUAllocator());
+  if (evicting_ == nullptr) {
+    return;
+  }
+  evicting_->before_each([this, seed, percent] {
+    Random random(seed, requests_++);
+    if (random.percent(percent)) {
+      (random.percent(50) ? first_ : second_).offloader->evict(1 + random.below(std::size_t{1} << random.below(16)));
+    }
+  });
+}
 
 Rig::Half Rig::make(const Setting& setting, c10::Device device, const WrapTier& wrap) {
   Options options;

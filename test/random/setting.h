@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "offload/offloader.h"
 #include "offload/options.h"
+#include "streams/simulated_device_allocator.h"
 #include "streams/simulated_queues.h"
 #include "streams/simulated_tier.h"
 #include "test/random/random.h"
@@ -37,6 +39,7 @@ struct Setting {
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
   std::optional<std::uint64_t> capacity_bytes;
+  std::size_t evict_percent = 0;  // of the requests for memory on the CPU: so many evict what was kept, in part
   int passes = 1;  // the second one knows the sizes and the order; with Choice::kPlan the third one follows a plan
 };
 
@@ -52,6 +55,9 @@ using WrapTier = std::function<std::shared_ptr<Tier>(std::shared_ptr<Tier>)>;
 class Rig {
  public:
   Rig(const Setting& setting, c10::Device device, const WrapTier& wrap = {});
+  ~Rig();
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
 
   [[nodiscard]] std::vector<Offloader*> offloaders() const;
   [[nodiscard]] Stats stats() const;  // of the first
@@ -61,8 +67,8 @@ class Rig {
 
  private:
   [[nodiscard]] std::optional<std::string> held();
+  void evict_at_random(std::uint64_t seed, std::size_t percent);
 
- private:
   struct Half {
     std::shared_ptr<SimulatedTier> simulated;
     std::unique_ptr<Offloader> offloader;
@@ -71,6 +77,8 @@ class Rig {
 
   const Half first_;
   const Half second_;
+  SimulatedDeviceAllocator* evicting_ = nullptr;  // that calls on this rig
+  std::atomic<std::uint64_t> requests_{0};
 };
 
 }  // namespace ebb::graphs
