@@ -1,6 +1,5 @@
 #include "offload/core.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
