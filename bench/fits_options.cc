@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "bench/size_flag.h"
+#include "bench/command_line.h"
 
 namespace ebb {
 
@@ -29,12 +29,7 @@ std::optional<int> parse_options(int argc, char** argv, FitsOptions& options) {
   app.add_option("--host", options.host_bytes, "Most host memory for offloading; default: 0.7 of what is left")
       ->transform(size_text());
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return std::nullopt;
+  return parse_command_line(app, argc, argv);
 }
 
 }  // namespace ebb

@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "bench/size_flag.h"
+#include "bench/command_line.h"
 
 namespace ebb {
 
@@ -21,12 +21,7 @@ std::optional<int> parse_options(int argc, char** argv, LinkOptions& options) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return std::nullopt;
+  return parse_command_line(app, argc, argv);
 }
 
 }  // namespace ebb

@@ -4,7 +4,11 @@
 // A save is a torch::autograd::SavedVariable, made and unpacked as a node makes and unpacks it. Copies go to a tier
 // that does nothing, so what is timed is ebb's own: hooks, policy, pool, order, statistics. `live` saves are made, then
 // unpacked in reverse, then destroyed; each benchmark times one of the three and reports nanoseconds a save.
+//
+// A million saves do not fit into the processor's caches. "_cold" times a hundred after all caches have been filled
+// with other data: what is dearer than that with a million grows with their number; what is not waits for memory.
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -72,6 +76,24 @@ Tensors make_tensors(Kind kind, std::int64_t count) {
   return made;
 }
 
+enum class Caches : bool { kWarm, kCold };
+
+// Fills the processor's caches with other data.
+void cool_caches() {
+  static std::vector<char> other = [] {
+    std::int64_t largest = 0;
+    for (const benchmark::CPUInfo::CacheInfo& cache : benchmark::CPUInfo::Get().caches) {
+      largest = std::max<std::int64_t>(largest, cache.size);
+    }
+    return std::vector<char>(2 * largest + 1);
+  }();
+  constexpr std::size_t kLine = 64;
+  for (std::size_t i = 0; i < other.size(); i += kLine) {
+    ++other[i];
+  }
+  benchmark::ClobberMemory();
+}
+
 class Stopwatch {
  public:
   explicit Stopwatch(bool runs) : runs_(runs) {}
@@ -87,8 +109,8 @@ class Stopwatch {
 // Saves, unpacks in reverse, and ends, over and over.
 class Passes {
  public:
-  Passes(Kind kind, std::int64_t live)
-      : kind_(kind), live_(live), offloader_(options_for(kind), std::make_shared<NullTier>()) {
+  Passes(Kind kind, std::int64_t live, Caches caches)
+      : kind_(kind), live_(live), caches_(caches), offloader_(options_for(kind), std::make_shared<NullTier>()) {
     saved_.reserve(live);
   }
 
@@ -102,6 +124,7 @@ class Passes {
       guard.emplace(offloader_);
     }
     double seconds = 0;
+    prepare_caches(part == Part::kSave);
     {
       const Stopwatch watch(part == Part::kSave);
       for (const at::Tensor& tensor : made_.tensors) {
@@ -113,6 +136,7 @@ class Passes {
       made_ = {};
       offloader_.drain();
     }
+    prepare_caches(part == Part::kUnpack);
     {
       const Stopwatch watch(part == Part::kUnpack);
       for (auto each = saved_.rbegin(); each != saved_.rend(); ++each) {
@@ -120,6 +144,7 @@ class Passes {
       }
       seconds += watch.seconds();
     }
+    prepare_caches(part == Part::kEnd);
     {
       const Stopwatch watch(part == Part::kEnd);
       saved_.clear();
@@ -135,16 +160,23 @@ class Passes {
   }
 
  private:
+  void prepare_caches(bool timed) const {
+    if (timed && caches_ == Caches::kCold) {
+      cool_caches();
+    }
+  }
+
   const Kind kind_;
   const std::int64_t live_;
+  const Caches caches_;
   Offloader offloader_;
   Tensors made_;
   std::vector<SavedVariable> saved_;
 };
 
-void saves(benchmark::State& state, Kind kind, Part part) {
+void saves(benchmark::State& state, Kind kind, Part part, Caches caches) {
   const std::int64_t live = state.range(0);
-  Passes passes(kind, live);
+  Passes passes(kind, live, caches);
   passes.run(part);  // pools and tables grow
   double total = 0;
   for (auto _ : state) {
@@ -176,10 +208,16 @@ void register_all() {
   for (const Named& kind : kKinds) {
     for (const Timed& part : kParts) {
       const std::string name = std::string(kind.name) + "_" + part.name;
-      const auto run = [kind = kind.kind, part = part.part](benchmark::State& state) { saves(state, kind, part); };
+      const auto run = [kind = kind.kind, part = part.part](benchmark::State& state) {
+        saves(state, kind, part, Caches::kWarm);
+      };
+      const auto run_cold = [kind = kind.kind, part = part.part](benchmark::State& state) {
+        saves(state, kind, part, Caches::kCold);
+      };
       benchmark::RegisterBenchmark(name.c_str(), run)->Arg(100)->Arg(10'000)->UseManualTime();
       // Only a part of each pass is timed, so time alone would have it repeat this for minutes.
       benchmark::RegisterBenchmark(name.c_str(), run)->Arg(1'000'000)->Iterations(1)->UseManualTime();
+      benchmark::RegisterBenchmark((name + "_cold").c_str(), run_cold)->Arg(100)->Iterations(30)->UseManualTime();
     }
   }
 }

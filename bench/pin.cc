@@ -26,12 +26,12 @@
 #include <cuda_runtime_api.h>
 
 #include "bench/bytes.h"
+#include "bench/command_line.h"
 #include "bench/device.h"
 #include "bench/device_buffer.h"
 #include "bench/numa.h"
 #include "bench/pin_methods.h"
 #include "bench/result_rows.h"
-#include "bench/size_flag.h"
 #include "streams/cuda_event.h"
 
 namespace ebb {
@@ -60,10 +60,8 @@ std::optional<int> parse_options(int argc, char** argv, PinOptions& options) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+  if (const std::optional<int> status = parse_command_line(app, argc, argv)) {
+    return status;
   }
   for (const std::uint64_t slab_bytes : options.slab_bytes) {
     if (slab_bytes > options.bytes) {

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "bench/command_line.h"
+
 namespace ebb {
 
 std::optional<int> parse_options(int argc, char** argv, SeedsOptions& options) {
@@ -17,12 +19,7 @@ std::optional<int> parse_options(int argc, char** argv, SeedsOptions& options) {
   app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
   auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
   app.add_flag("--compare-only", options.compare_only, "Only compare the gradients, into --out")->needs(out);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
-  return std::nullopt;
+  return parse_command_line(app, argc, argv);
 }
 
 }  // namespace ebb

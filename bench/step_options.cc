@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "bench/size_flag.h"
+#include "bench/command_line.h"
 
 namespace ebb {
 
@@ -33,10 +33,8 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
       ->type_name("FOLDER");
   app.add_flag("--compare-only", options.compare_only, "Only compare the gradients of the first dtype, into --out")
       ->needs(out);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+  if (const std::optional<int> status = parse_command_line(app, argc, argv)) {
+    return status;
   }
   static_cast<void>(chosen_shape(options));
   return std::nullopt;

@@ -118,6 +118,7 @@ class Core : public std::enable_shared_from_this<Core> {
     bool stays;                              // what the region saves
     std::shared_ptr<StepRecorder> recorder;  // of the step; null for none
     std::uint32_t index;                     // in its record
+    std::uint32_t ordinal;                   // as Candidate::ordinal
   };
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs, Tape& tape);
 

@@ -229,7 +229,8 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
 // LOCK: policy_mutex_
 Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape) {
   auto ended = c10::make_scope_exit([&tape] { tape.ended(); });  // for one that the policy refuses
-  RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0};
+  RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0, 0};
+  place.ordinal = static_cast<std::uint32_t>(candidate.ordinal);
   if (place.recorder != nullptr) {
     std::vector<std::uint32_t> indices;
     for (const at::Tensor& input : inputs) {

@@ -30,10 +30,11 @@ PlannedRegion::~PlannedRegion() {
 }
 
 void PlannedRegion::needed() {
-  tape_->begin_use();
+  tape_->asked(place_.ordinal);
   if (place_.recorder != nullptr) {
     place_.recorder->needed(place_.index);
   }
+  static_cast<void>(tape_->fetch_ahead());
 }
 
 void PlannedRegion::SecondRun::saves(std::uint64_t bytes) {

@@ -155,8 +155,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
   const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
-  const c10::VariableVersion version_;  // kept alive for VersionId
-  std::uint32_t ordinal_ = 0;           // as the next two: written once, under mutex_
+  const c10::VariableVersion version_;         // kept alive for VersionId
+  std::uint32_t ordinal_ = Tape::kNotPlanned;  // as the next two: written once, under mutex_
   std::uint32_t index_in_record_ = 0;
   std::shared_ptr<StepRecorder> recorder_;
 

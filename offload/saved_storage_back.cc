@@ -33,21 +33,27 @@ c10::Storage SavedStorage::get_recorded(Use& use) {
 }
 
 c10::Storage SavedStorage::get(Use& use) {
+  c10::Storage storage;
+  std::uint32_t ordinal = Tape::kNotPlanned;
   {
     const std::lock_guard lock(mutex_);
-    if (state_ == State::kKept) {
+    storage = state_ == State::kKept ? kept_ : storage;
+    ordinal = ordinal_;
+  }
+  bool device_is_full = false;
+  if (storage) {
+    tape_->begin_use();
+  } else {
+    storage = find_making_room(core_->tier().current_stream(), device_is_full);
+    const bool first = mark_used(use);
+    if (recipe_ != nullptr) {
       tape_->begin_use();
-      return kept_;
+    } else if (first) {
+      tape_->used(position_);
     }
   }
-  const c10::Stream stream = core_->tier().current_stream();
-  bool device_is_full = false;
-  c10::Storage storage = find_making_room(stream, device_is_full);
-  const bool first = mark_used(use);
-  if (recipe_ != nullptr) {
-    tape_->begin_use();
-  } else if (first) {
-    tape_->used(position_);
+  if (!Recipe::runs_here()) {  // else backward has asked for what is made from this
+    tape_->asked(ordinal);
   }
   if (!device_is_full && tape_->fetch_ahead()) {
     core_->tier().flush();  // nothing more will join what has been gathered

@@ -10,11 +10,6 @@
 #include "offload/step_recorder.h"
 
 namespace ebb {
-namespace {
-
-constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
-
-}  // namespace
 
 Tape::~Tape() {
   if (in_use_) {
@@ -47,7 +42,9 @@ void Tape::ended() {
     last_save_ = {};
     recorder_ = nullptr;
     plan_ = nullptr;
-    held_bytes_.clear();
+    part_of_.clear();
+    last_part_.clear();
+    held_bytes_.reset();
     used_.clear();
     signature_ = 0;
     order_.clear();
@@ -141,6 +138,18 @@ void Tape::begin_use() {
   begin_use_locked();
 }
 
+void Tape::asked(std::uint32_t ordinal) {
+  begin_use();
+  if (ordinal >= part_of_.size()) {  // no lock: it stays as it is once backward has begun
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (part_of_[ordinal] < part_) {  // backward runs over this graph again, or in another order
+    held_bytes_.emplace(plan_->room.backward.held_bytes);
+  }
+  part_ = part_of_[ordinal];
+}
+
 void Tape::used(std::size_t position) {
   begin_use();
   const std::lock_guard lock(mutex_);
@@ -171,7 +180,10 @@ void Tape::begin_use_locked() {
 
 void Tape::recall_order_locked() {
   const std::size_t count = storages_.size();
-  held_bytes_.clear();
+  part_of_.clear();
+  last_part_.clear();
+  held_bytes_.reset();
+  part_ = 0;
   order_ = plan_ == nullptr ? book_->recall(signature_, count) : planned_order_locked();
   rank_.resize(count);
   for (std::uint32_t rank = 0; rank < count; ++rank) {
@@ -182,38 +194,43 @@ void Tape::recall_order_locked() {
 
 // As the plan has it; what is not in it, last.
 std::vector<std::uint32_t> Tape::planned_order_locked() {
-  constexpr std::uint32_t kNone = 0xFFFFFFFF;
-  std::vector<std::uint32_t> position_of(plan_->decisions.size(), kNone);
-  std::vector<bool> listed(storages_.size(), false);
+  const BackwardRoom& room = plan_->room.backward;
+  const std::size_t planned = plan_->decisions.size();
+  std::vector<std::uint32_t> position_of(planned, kNotPlanned);
   for (std::uint32_t position = 0; position < ordinals_.size(); ++position) {
-    if (ordinals_[position] < position_of.size()) {
+    if (ordinals_[position] < planned) {
       position_of[ordinals_[position]] = position;
     }
   }
+  part_of_.assign(planned, 0);
+  for (std::uint32_t k = 0; k < room.needed.size(); ++k) {
+    part_of_[room.needed[k]] = k + 1;
+  }
+  held_bytes_.emplace(room.held_bytes);
+  std::vector<bool> listed(storages_.size(), false);
   std::vector<std::uint32_t> order;
-  for (const Room::CopyIn& copy : plan_->room.copies_in) {
-    if (const std::uint32_t position = position_of[copy.storage]; position != kNone) {
+  for (const BackwardRoom::CopyIn& copy : room.copies_in) {
+    if (const std::uint32_t position = position_of[copy.storage]; position != kNotPlanned) {
       listed[position] = true;
       order.push_back(position);
-      held_bytes_.push_back(copy.held_bytes);
+      last_part_.push_back(copy.last_part);
     }
   }
   for (std::size_t position = listed.size(); position-- > 0;) {
     if (!listed[position]) {
       order.push_back(static_cast<std::uint32_t>(position));
-      held_bytes_.push_back(0);
+      last_part_.push_back(kNotPlanned);
     }
   }
   return order;
 }
 
 // What ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
-std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) const {
-  if (held_bytes_.empty()) {
+std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) {
+  if (!held_bytes_) {
     return std::nullopt;
   }
-  const auto first = held_bytes_.begin() + static_cast<std::ptrdiff_t>(std::min(cursor_, rank));
-  return *std::min_element(first, held_bytes_.begin() + static_cast<std::ptrdiff_t>(rank) + 1);
+  return last_part_[rank] == kNotPlanned ? 0 : held_bytes_->least(part_, last_part_[rank]);
 }
 
 bool Tape::order_is_known() {

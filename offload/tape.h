@@ -11,6 +11,7 @@
 
 #include <c10/core/Stream.h>
 
+#include "policy/least_ahead.h"
 #include "policy/plan.h"
 
 namespace ebb {
@@ -26,6 +27,8 @@ class StepRecorder;
 // Threads: every member may be called from any thread.
 class Tape {
  public:
+  static constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
+
   explicit Tape(std::shared_ptr<OrderBook> book) : book_(std::move(book)) {}
 
   // Tells the order book what was learned.
@@ -77,10 +80,14 @@ class Tape {
   // Backward has begun: it has asked for something that this step saved.
   void begin_use();
 
+  // Backward has asked for this candidate, wherever it is: with a plan, that is how far backward has come.
+  void asked(std::uint32_t ordinal);
+
   // Backward has asked for the storage at this position.
   void used(std::size_t position);
 
-  // Starts copies in for what comes next, until the window is full. Whether that is now all there is.
+  // Starts copies in for what comes next, until the window is full, or with a plan its room (BackwardRoom). Whether
+  // that is now all there is.
   bool fetch_ahead();
 
   // The same before backward has asked for anything, if it is known in which order it will. `stream`: the calling
@@ -102,7 +109,7 @@ class Tape {
   void begin_use_locked();
   void recall_order_locked();
   [[nodiscard]] std::vector<std::uint32_t> planned_order_locked();
-  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const;
+  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank);
 
   const std::shared_ptr<OrderBook> book_;
   std::atomic<bool> in_use_{false};
@@ -130,11 +137,14 @@ class Tape {
   std::uint64_t signature_ = 0;             // of the sizes, in order
   std::vector<std::uint32_t> order_;        // expected; fixed by the first use
   std::vector<std::uint32_t> rank_;         // of each position in `order_`
-  std::vector<std::uint64_t> held_bytes_;   // with a plan: for each of `order_`, Room::CopyIn::held_bytes
   std::vector<std::uint32_t> observed_;     // what the first pass really did
   bool first_pass_ = true;
-  std::size_t fetched_to_ = 0;  // rank up to which everything unused has been fetched ahead
-  std::size_t cursor_ = 0;      // rank behind the last use
+  std::vector<std::uint32_t> part_of_;    // with a plan: by ordinal, the part of backward that begins with its need
+  std::vector<std::uint32_t> last_part_;  // with a plan: of each of `order_`, or kNotPlanned
+  std::optional<LeastAhead> held_bytes_;  // with a plan: BackwardRoom::held_bytes
+  std::uint32_t part_ = 0;                // in which backward is
+  std::size_t fetched_to_ = 0;            // rank up to which everything unused has been fetched ahead
+  std::size_t cursor_ = 0;                // rank behind the last use
 };
 
 }  // namespace ebb

@@ -4,13 +4,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "policy/predict.h"
+#include "policy/step_events.h"
 
 namespace ebb {
 namespace {
@@ -23,6 +24,9 @@ constexpr int kMaxDepth = 8;
 // How much trying may cost: predictions times storages.
 constexpr std::size_t kTries = 200'000;
 
+// Recipes that cost so many times as much a byte are taken as equal: measured times of equal operations differ.
+constexpr double kAlike = 1.1;
+
 constexpr std::array kAll{Decision::kKeep, Decision::kOffload, Decision::kRecompute};
 
 std::uint64_t over(std::uint64_t bytes, std::uint64_t limit) { return bytes > limit ? bytes - limit : 0; }
@@ -31,12 +35,7 @@ class Search {
  public:
   Search(const StepRecord& record, const Limits& limits, const LinkRates& rates)
       : record_(record), limits_(limits), predictor_(record, limits, rates) {
-    for (Index i = 0; i < record.storages.size(); ++i) {
-      if (record.storages[i].recompute != Recompute::kNo) {
-        cheapest_.push_back(i);
-      }
-    }
-    std::sort(cheapest_.begin(), cheapest_.end(), [&](Index a, Index b) { return rank(a) < rank(b); });
+    sort_by_cost();
   }
 
   Plan run() {
@@ -49,13 +48,30 @@ class Search {
   }
 
  private:
+  using Change = std::pair<Index, Decision>;
   using Score = std::tuple<std::uint64_t, double, std::uint64_t>;  // smaller is better
 
-  [[nodiscard]] std::tuple<double, double, Index> rank(Index i) const {
-    const StorageRecord& storage = record_.storages[i];
-    return {storage.recompute_ms / static_cast<double>(std::max<std::uint64_t>(storage.bytes, 1)), storage.needed_ms,
-            i};
+  // Among recipes that cost about the same a byte, what is needed first.
+  void sort_by_cost() {
+    for (Index i = 0; i < record_.storages.size(); ++i) {
+      if (record_.storages[i].recompute != Recompute::kNo) {
+        cheapest_.push_back(i);
+      }
+    }
+    std::ranges::sort(cheapest_, {}, [&](Index i) { return std::pair(ms_per_byte(i), i); });
+    for (auto first = cheapest_.begin(); first != cheapest_.end();) {
+      const double most = kAlike * ms_per_byte(*first);
+      const auto last = std::find_if(first, cheapest_.end(), [&](Index i) { return ms_per_byte(i) > most; });
+      std::sort(first, last, [&](Index a, Index b) { return needed(a) < needed(b); });
+      first = last;
+    }
   }
+
+  [[nodiscard]] double ms_per_byte(Index i) const {
+    const StorageRecord& storage = record_.storages[i];
+    return storage.recompute_ms / static_cast<double>(std::max<std::uint64_t>(storage.bytes, 1));
+  }
+  [[nodiscard]] std::pair<double, Index> needed(Index i) const { return {record_.storages[i].needed_ms, i}; }
 
   [[nodiscard]] Score score(const Prediction& prediction) const {
     if (prediction.offloaded_bytes > limits_.host_bytes) {  // that cannot be carried out
@@ -181,7 +197,7 @@ class Search {
   }
 
   void change_few_decisions() {
-    while (tried_ <= kTries && (change_one() || change_two())) {
+    while (tried_ <= kTries && (change_one() || change_together(2) || change_together(3))) {
     }
   }
 
@@ -195,19 +211,29 @@ class Search {
     return better;
   }
 
-  bool change_two() {
-    for (Index i = 0; i < record_.storages.size(); ++i) {
-      for (Index j = 0; j < i && tried_ <= kTries; ++j) {
-        for (const Decision first : kAll) {
-          for (const Decision second : kAll) {
-            if (is_change(i, first) && is_change(j, second) && change({{i, first}, {j, second}})) {
-              return true;
-            }
+  // Of the first `below`, so many decisions besides `changes`.
+  bool change_together(int count, Index below, std::vector<Change>& changes) {
+    if (count == 0) {
+      return change(changes);
+    }
+    for (Index i = 0; i < below && tried_ <= kTries; ++i) {
+      for (const Decision decision : kAll) {
+        if (is_change(i, decision)) {
+          changes.emplace_back(i, decision);
+          const bool better = change_together(count - 1, i, changes);
+          changes.pop_back();
+          if (better) {
+            return true;
           }
         }
       }
     }
     return false;
+  }
+
+  bool change_together(int count) {
+    std::vector<Change> changes;
+    return change_together(count, static_cast<Index>(record_.storages.size()), changes);
   }
 
   [[nodiscard]] bool is_change(Index i, Decision decision) const {
@@ -217,7 +243,7 @@ class Search {
   }
 
   // Whether that is better than the best so far.
-  bool change(std::initializer_list<std::pair<Index, Decision>> changes) {
+  bool change(const std::vector<Change>& changes) {
     if (tried_ > kTries) {
       return false;
     }
@@ -244,7 +270,7 @@ class Search {
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
   Plan plan = Search(record, limits, rates).run();
   const std::uint64_t device_bytes = plan.fits ? limits.device_bytes : plan.predicted.peak_bytes;
-  plan.room = make_room(record, plan.decisions, device_bytes);
+  plan.room = make_room(record, step_events(record), plan.decisions, device_bytes);
   return plan;
 }
 

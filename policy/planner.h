@@ -10,12 +10,12 @@ namespace ebb {
 // (Note [The cost model] in predict.h) is as short as possible within `limits`. Deterministic.
 //
 // Note [How a plan is found]
-// What costs least per byte is recomputed first, the later needed first among equals: what hides best behind compute is
+// What costs least per byte is recomputed first, the first needed first among equals: what hides best behind compute is
 // the early storages' copies. For a number of recomputed storages, the earliest saved of the others are offloaded until
 // the rest fits; that number is found by bisection, and the number of recomputed ones by looking ever more closely
-// around the best so far. Then single decisions are changed, and pairs of them, as long as that helps, for as many
-// tries as the size allows. test/policy/planner_test.cc compares with all possible plans of small steps. Steps of
-// 10,000 storages take 50 ms.
+// around the best so far. Then single decisions are changed, two together, and three, as long as that helps, for
+// as many tries as the size allows. test/policy/planner_test.cc compares with all possible plans of small steps. Steps
+// of 10,000 storages take 50 ms.
 //
 // Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the
 // least memory over the limits, with `fits` false.

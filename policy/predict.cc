@@ -4,10 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <utility>
 
-#include "policy/levels_ahead.h"
+#include "policy/least_ahead.h"
 #include "policy/room.h"
 #include "policy/step_events.h"
 
@@ -29,11 +28,6 @@ class Lane {
 
 }  // namespace
 
-struct Predictor::Order {
-  std::vector<Event> events;
-  std::vector<Index> of_need;
-};
-
 // A step under way.
 class Predictor::Run {
  public:
@@ -42,16 +36,14 @@ class Predictor::Run {
         record_(predictor.record_),
         decisions_(decisions),
         state_(record_.storages.size()),
-        to_copy_in_(needed_copies(record_, decisions, predictor.order_->of_need)),
-        ahead_(record_.other),
-        room_(stash_room(record_, predictor.order_->events, decisions, predictor.limits_.device_bytes)) {}
+        room_(make_room(record_, predictor.events_, decisions, predictor.limits_.device_bytes)),
+        ahead_(room_.backward.held_bytes) {}
 
   Prediction run() {
-    for (const Event& event : predictor_.order_->events) {
+    for (const Event& event : predictor_.events_) {
       now_ms_ = std::max(now_ms_, event.ms + delay_ms_);
       finish_copies_out();
       take(event);
-      start_copies_in();
     }
     result_.step_ms = record_.end_ms + delay_ms_;
     for (Index i = 0; i < decisions_.size(); ++i) {
@@ -84,7 +76,6 @@ class Predictor::Run {
   void take(const Event& event) {
     switch (event.what) {
       case Event::What::kLevel:
-        level_ = event.index;
         other_ = record_.other[event.index].bytes;
         watch_peak();
         break;
@@ -95,12 +86,13 @@ class Predictor::Run {
         idle(event.index);
         break;
       case Event::What::kBackward:
-        in_backward_ = true;
-        shrink_stash(room_.in_backward);
+        shrink_stash(room_.stash.in_backward);
+        start_copies_in();
         break;
       case Event::What::kNeed:
-        in_backward_ = true;
+        ++part_;
         need(event.index);
+        start_copies_in();
         break;
       case Event::What::kRelease:
         release(event.index);
@@ -116,7 +108,7 @@ class Predictor::Run {
       leaving_.push_back(i);
       stash_ += record_.storages[i].bytes;
     }
-    shrink_stash(room_.after_save[i]);
+    shrink_stash(room_.stash.after_save[i]);
   }
 
   void idle(Index i) {
@@ -168,18 +160,15 @@ class Predictor::Run {
   }
 
   void start_copies_in() {
-    if (!in_backward_) {
-      return;
-    }
-    for (; next_in_ < to_copy_in_.size(); ++next_in_) {
-      const auto [i, needed_ms] = to_copy_in_[next_in_];
+    const std::vector<BackwardRoom::CopyIn>& copies = room_.backward.copies_in;
+    for (; next_in_ < copies.size(); ++next_in_) {
+      const auto [i, last_part] = copies[next_in_];
       State& state = state_[i];
       if (state.where != Where::kLeaving && state.where != Where::kAway) {
         continue;
       }
       const std::uint64_t more = state.where == Where::kAway ? record_.storages[i].bytes : 0;
-      if (ahead_.most(level_, std::max(needed_ms, record_.storages[i].released_ms)) + held_ + more >
-          predictor_.limits_.device_bytes) {
+      if (held_ + more > ahead_.least(part_, last_part)) {
         return;
       }
       if (state.where == Where::kAway) {
@@ -254,34 +243,23 @@ class Predictor::Run {
   const std::vector<Decision>& decisions_;
 
   std::vector<State> state_;
-  const std::vector<NeededCopy> to_copy_in_;
-  std::size_t next_in_ = 0;
+  const Room room_;
+  LeastAhead ahead_;
+  std::size_t part_ = 0;       // of backward
+  std::size_t next_in_ = 0;    // of the copies in
   std::deque<Index> leaving_;  // oldest first
   Lane out_;
   Lane in_;
-  LevelsAhead ahead_;
-  const StashRoom room_;
-  std::size_t level_ = 0;  // the present one
   double now_ms_ = 0;
   double delay_ms_ = 0;  // by which compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
   std::uint64_t stash_ = 0;  // of `leaving_`, whether or not they are still in use
-  bool in_backward_ = false;
   Prediction result_;
 };
 
 Predictor::Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates)
-    : record_(record), limits_(limits), rates_(rates), order_(std::make_unique<Order>()) {
-  order_->events = step_events(record);
-  for (const Event& event : order_->events) {
-    if (event.what == Event::What::kNeed) {
-      order_->of_need.push_back(event.index);
-    }
-  }
-}
-
-Predictor::~Predictor() = default;
+    : record_(record), limits_(limits), rates_(rates), events_(step_events(record)) {}
 
 Prediction Predictor::predict(const std::vector<Decision>& decisions) const { return Run(*this, decisions).run(); }
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "policy/plan.h"
+#include "policy/step_events.h"
 #include "policy/step_record.h"
 
 namespace ebb {
@@ -15,31 +15,28 @@ namespace ebb {
 // out in the order of saving, in in the order of need. A storage that is kept or offloaded holds device memory from
 // when the forward pass has let go of it, and one that is offloaded until its copy out is done. If the sources of
 // copies out would take more than their room (StashRoom), compute waits for the oldest; that happens at saves and where
-// backward begins, because there the runtime can make it wait. Copies in start when backward has begun and there is
-// room under the limit, now and until its release; a storage that is still on the device is not copied. What is dropped
-// holds nothing until it is needed; its recipe then has its inputs brought back first, and takes its time. All is
-// released when its record says so. Where waiting does not help, the limit is passed, and the peak says so.
+// backward begins, because there the runtime can make it wait. Copies in start when backward begins and when it asks
+// for a storage, if there is room for them until their release (BackwardRoom), because there the runtime can start
+// them; a storage that is still on the device is not copied. What is dropped holds nothing until it is needed; its
+// recipe then has its inputs brought back first, and takes its time. All is released when its record says so. Where
+// waiting does not help, the limit is passed, and the peak says so.
 //
 // Threads: `predict` may be called from any thread.
 class Predictor {
  public:
   // `record` must outlive this.
   Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates);
-  ~Predictor();
-  Predictor(const Predictor&) = delete;
-  Predictor& operator=(const Predictor&) = delete;
 
   // `decisions`: one for each storage. Takes time in proportion to storages, levels and recipe inputs. Deterministic.
   [[nodiscard]] Prediction predict(const std::vector<Decision>& decisions) const;
 
  private:
   class Run;
-  struct Order;
 
   const StepRecord& record_;
   const Limits limits_;
   const LinkRates rates_;
-  const std::unique_ptr<Order> order_;
+  const std::vector<StepEvent> events_;
 };
 
 }  // namespace ebb

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "policy/levels_ahead.h"
-
 namespace ebb {
 namespace {
 
@@ -93,102 +91,16 @@ class StashWalk {
   std::uint64_t in_use_ = 0;  // of what is offloaded, by the forward pass
 };
 
-class CopyList {
- public:
-  CopyList(const StepRecord& record, const std::vector<Decision>& decisions)
-      : record_(record), decisions_(decisions), listed_(decisions.size()) {}
-
-  void add(std::uint32_t i, double needed_ms) {
-    if (listed_[i]) {
-      return;
-    }
-    listed_[i] = true;
-    if (decisions_[i] == Decision::kRecompute) {  // its inputs before it
-      for (const std::uint32_t input : record_.storages[i].inputs) {
-        add(input, needed_ms);
-      }
-    } else if (decisions_[i] == Decision::kOffload) {
-      copies.push_back({i, needed_ms});
-    }
-  }
-
-  std::vector<NeededCopy> copies;
-
- private:
-  const StepRecord& record_;
-  const std::vector<Decision>& decisions_;
-  std::vector<bool> listed_;
-};
-
-struct BackwardLevels {
-  std::vector<StepRecord::Level> levels;
-  std::vector<std::uint32_t> of_need;  // all storages, in that order
-};
-
-// What copies in have to leave room for: other memory, and what will be recomputed before the next of them is asked
-// for. (What has been recomputed by then counts twice, as held and here.)
-BackwardLevels backward_levels(const StepRecord& record, const std::vector<StepEvent>& events,
-                               const std::vector<Decision>& decisions) {
-  BackwardLevels result;
-  std::uint64_t other = 0;
-  std::uint64_t recomputed = 0;
-  for (const StepEvent& event : events) {
-    const bool is_recomputed = event.what != StepEvent::What::kLevel && event.what != StepEvent::What::kBackward &&
-                               decisions[event.index] == Decision::kRecompute;
-    if (event.what == StepEvent::What::kNeed) {
-      result.of_need.push_back(event.index);
-    }
-    if (event.what == StepEvent::What::kLevel) {
-      other = record.other[event.index].bytes;
-    } else if (event.what == StepEvent::What::kNeed && is_recomputed) {
-      recomputed += record.storages[event.index].bytes;
-    } else if (event.what == StepEvent::What::kRelease && is_recomputed) {
-      recomputed -= record.storages[event.index].bytes;
-    } else {
-      continue;
-    }
-    result.levels.push_back({event.ms, other + recomputed});
-  }
-  return result;
-}
-
-// The first of the levels that hold at `ms`: what begins there counts, and else what began before.
-std::size_t first_level(const std::vector<StepRecord::Level>& levels, double ms) {
-  const auto next = std::ranges::lower_bound(levels, ms, {}, &StepRecord::Level::ms);
-  const auto index = static_cast<std::size_t>(next - levels.begin());
-  return index > 0 && (next == levels.end() || next->ms > ms) ? index - 1 : index;
-}
-
 }  // namespace
-
-std::vector<NeededCopy> needed_copies(const StepRecord& record, const std::vector<Decision>& decisions,
-                                      const std::vector<std::uint32_t>& of_need) {
-  CopyList list(record, decisions);
-  for (const std::uint32_t i : of_need) {
-    list.add(i, record.storages[i].needed_ms);
-  }
-  return std::move(list.copies);
-}
 
 StashRoom stash_room(const StepRecord& record, const std::vector<StepEvent>& events,
                      const std::vector<Decision>& decisions, std::uint64_t device_bytes) {
   return StashWalk(record, decisions, device_bytes).run(events);
 }
 
-Room make_room(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes) {
-  const std::vector<StepEvent> events = step_events(record);
-  Room room{stash_room(record, events, decisions, device_bytes), {}};
-  const auto [levels, of_need] = backward_levels(record, events, decisions);
-  LevelsAhead ahead(levels);
-  std::size_t level = first_level(levels, record.backward_ms);
-  for (const NeededCopy& copy : needed_copies(record, decisions, of_need)) {
-    // It is on the device until it is released, whatever is needed before that.
-    const double until_ms = std::max(copy.needed_ms, record.storages[copy.storage].released_ms);
-    const std::uint64_t most = ahead.most(level, until_ms);
-    room.copies_in.push_back({copy.storage, device_bytes == kNoBound ? kNoBound : less(device_bytes, most)});
-    level = first_level(levels, copy.needed_ms);
-  }
-  return room;
+Room make_room(const StepRecord& record, const std::vector<StepEvent>& events, const std::vector<Decision>& decisions,
+               std::uint64_t device_bytes) {
+  return {stash_room(record, events, decisions, device_bytes), backward_room(record, events, decisions, device_bytes)};
 }
 
 }  // namespace ebb

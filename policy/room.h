@@ -17,36 +17,39 @@ struct StashRoom {
                                           // device, and lets go of what it knows to be copied
 };
 
-// How much device memory the runtime may use for copies at each point of a step, so that a plan's peak holds whenever
-// copies turn out to be slower or faster than predicted.
-struct Room {
-  StashRoom stash;
+// What copies in leave room for.
+struct BackwardRoom {
+  // Backward in parts: the first from when it begins, and then one from each time that it itself asks for a storage
+  // that it has not asked for before.
+  std::vector<std::uint32_t> needed;      // those storages
+  std::vector<std::uint64_t> held_bytes;  // by part, one more than `needed`: what other memory leaves, and what is
+                                          // recomputed in it
 
   // The copies in, in the order in which backward needs them: by itself, or for what is recomputed from them. One may
-  // start when all that ebb then holds of the plan's storages, this one included, is within the least `held_bytes` from
-  // the next copy that is needed to this one.
+  // start in a part when all that ebb then holds of the plan's storages, this one included, is within `held_bytes` of
+  // each part from that one to its last.
   struct CopyIn {
     std::uint32_t storage = 0;
-    std::uint64_t held_bytes = 0;
+    std::uint32_t last_part = 0;  // in which it is released
   };
   std::vector<CopyIn> copies_in;
 };
 
-// `device_bytes`: of all device memory.
-[[nodiscard]] Room make_room(const StepRecord& record, const std::vector<Decision>& decisions,
-                             std::uint64_t device_bytes);
+// How much device memory the runtime may use for copies at each point of a step, so that a plan's peak holds whenever
+// copies turn out to be slower or faster than predicted.
+struct Room {
+  StashRoom stash;
+  BackwardRoom backward;
+};
+
+// `device_bytes`: of all device memory. `events`: step_events(record).
+[[nodiscard]] Room make_room(const StepRecord& record, const std::vector<StepEvent>& events,
+                             const std::vector<Decision>& decisions, std::uint64_t device_bytes);
 
 [[nodiscard]] StashRoom stash_room(const StepRecord& record, const std::vector<StepEvent>& events,
                                    const std::vector<Decision>& decisions, std::uint64_t device_bytes);
 
-struct NeededCopy {
-  std::uint32_t storage = 0;
-  double needed_ms = 0;
-};
-
-// The storages that are offloaded, in the order in which backward needs them, a recipe's inputs before its result.
-// `of_need`: all storages, in that order.
-[[nodiscard]] std::vector<NeededCopy> needed_copies(const StepRecord& record, const std::vector<Decision>& decisions,
-                                                    const std::vector<std::uint32_t>& of_need);
+[[nodiscard]] BackwardRoom backward_room(const StepRecord& record, const std::vector<StepEvent>& events,
+                                         const std::vector<Decision>& decisions, std::uint64_t device_bytes);
 
 }  // namespace ebb

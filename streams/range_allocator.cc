@@ -22,19 +22,19 @@ void RangeAllocator::add(std::uint64_t address, std::size_t bytes, std::vector<T
     gated_.emplace(address, Gated{address + bytes, std::move(gates)});
   }
   const auto next = ranges_.lower_bound(address);
-  if (next != ranges_.begin()) {
-    const auto previous = std::prev(next);
-    if (previous->first + previous->second == address) {
-      address = previous->first;
-      bytes += previous->second;
-      erase(previous);
+  const auto previous = next == ranges_.begin() ? ranges_.end() : std::prev(next);
+  const bool touches_next = next != ranges_.end() && next->first == address + bytes;
+  if (previous != ranges_.end() && previous->first + previous->second == address) {
+    if (touches_next) {
+      bytes += next->second;
+      erase(next);
     }
+    change(previous, previous->first, previous->second + bytes);
+  } else if (touches_next) {
+    change(next, address, bytes + next->second);
+  } else {
+    insert(address, bytes);
   }
-  if (next != ranges_.end() && next->first == address + bytes) {
-    bytes += next->second;
-    erase(next);
-  }
-  insert(address, bytes);
 }
 
 std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
@@ -44,17 +44,11 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
   }
   const auto [whole, address] = *fit;
   std::vector<Ticket> gates = gates_of(address, address + bytes);  // all that may throw comes before any change
-  if (whole > bytes) {                                             // what is left keeps the two nodes: no allocation
-    auto by_address = ranges_.extract(address);
-    auto by_size = by_size_.extract(fit);
-    by_address.key() = address + bytes;
-    by_address.mapped() = whole - bytes;
-    by_size.value() = {whole - bytes, address + bytes};
-    ranges_.insert(std::move(by_address));
-    by_size_.insert(std::move(by_size));
-    free_bytes_ -= bytes;
+  const auto range = ranges_.find(address);
+  if (whole > bytes) {
+    change(range, address + bytes, whole - bytes);
   } else {
-    erase(ranges_.find(address));
+    erase(range);
   }
   drop_gates(address, address + bytes);
   return Range{address, std::move(gates)};
@@ -72,6 +66,18 @@ void RangeAllocator::insert(std::uint64_t address, std::size_t bytes) {
   ranges_.emplace(address, bytes);
   by_size_.emplace(bytes, address);
   free_bytes_ += bytes;
+}
+
+// Keeps the nodes: no allocation, where a pool leases and takes back for ever.
+void RangeAllocator::change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept {
+  free_bytes_ += bytes - at->second;
+  auto by_size = by_size_.extract({at->second, at->first});
+  by_size.value() = {bytes, address};
+  by_size_.insert(std::move(by_size));
+  auto by_address = ranges_.extract(at);
+  by_address.key() = address;
+  by_address.mapped() = bytes;
+  ranges_.insert(std::move(by_address));
 }
 
 void RangeAllocator::erase(Ranges::iterator at) {

@@ -13,6 +13,8 @@ The norm is over all gradients of a step in default mode, and "off by" is relati
 bit, gradients are compared in deterministic mode, because plain autograd on a GPU does not agree with itself otherwise.
 The output head and the loss are outside of what offloads.
 
+"ebb, planned" is within a byte budget: the least peak of the packages measured before it.
+
 Each measurement has a process of its own, so that nothing of one, pinned memory included, is left for the next. The
 exit status is 1 if ebb could not be measured, or if its gradients are not plain autograd's."""
 
@@ -20,8 +22,8 @@ import sys
 from dataclasses import asdict, replace
 
 from . import measure
-from .cpp import measure_cpp
-from .options import EBB, Options, parse_options
+from .cpp import measure_cpp, measure_planned
+from .options import EBB, PLANNED, Options, parse_options
 from .process import NotMeasured, in_new_process
 from .results import Results, Row, verdict
 
@@ -47,6 +49,12 @@ def is_wrong(row: Row) -> bool:
     return row.error is not None or row.gradients != verdict(True) or not (row.norm_difference or 0) <= NORM_TOLERANCE
 
 
+def peer_peaks(rows: list[Row], dtype: str) -> list[int]:
+    """Of what is not ebb's."""
+    others = (row for row in rows if row.dtype == dtype and not row.config.startswith((EBB, "none")))
+    return [row.peak_bytes for row in others if row.peak_bytes is not None]
+
+
 def main() -> int:
     options = parse_options(__doc__)
     try:
@@ -65,6 +73,10 @@ def main() -> int:
         for config in options.configs:
             if config == EBB:
                 rows = measure_cpp(options, dtype, none_norm)
+            elif config == PLANNED:
+                if not (peaks := peer_peaks(results.rows, dtype)):
+                    continue
+                rows = measure_planned(options, dtype, none_norm, min(peaks))
             else:
                 rows = [measure_python(options, dtype, config)]
                 none_norm = rows[0].none_gradient_norm or none_norm

@@ -4,6 +4,8 @@ import json
 import math
 import subprocess
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,11 @@ MEASURED = (
 )
 
 
-def run_step(options: Options, dtype: str) -> dict[str, dict[str, Any]]:
+# Steps until a plan is made, and until it is corrected no more.
+PLAN_WARM_UP = 11
+
+
+def run_step(options: Options, dtype: str, configs: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The program's results by its configurations. Raises OSError or ValueError where it gives none."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "step.json"
@@ -34,7 +40,7 @@ def run_step(options: Options, dtype: str) -> dict[str, dict[str, Any]]:
         if options.layers:
             flags["--layers"] = options.layers
         words = (word for flag in flags.items() for word in flag)
-        command = [options.step.absolute(), "--configs", *options.cpp_configs, *words]
+        command = [options.step.absolute(), "--configs", *configs, *words]
         # Its exit status says no more than its results: it is 1 where gradients differ.
         status = subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, check=False).returncode
         text = out.read_text() if out.exists() else ""
@@ -47,22 +53,32 @@ def run_step(options: Options, dtype: str) -> dict[str, dict[str, Any]]:
     return results
 
 
-def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[Row]:
-    """`none_norm` is that of plain autograd in Python, whose model must be the same."""
+def measure(options: Options, dtype: str, none_norm: float | None, names: dict[str, str]) -> list[Row]:
+    """`names`: the rows', by the program's configurations."""
     try:
-        results = run_step(options, dtype)
+        results = run_step(options, dtype, tuple(names))
         return [
             Row(
-                ROW_NAMES[config],
+                name,
                 dtype,
                 **{field: results[config][field] for field in MEASURED},
                 none_gradient_norm=none_norm,
                 norm_difference=relative_difference(results[config]["gradient_norm"], none_norm),
                 gradients=verdict(results[config]["gradients_equal"]),
             )
-            for config in options.cpp_configs
+            for config, name in names.items()
         ]
     except (OSError, ValueError) as error:
-        return [Row(EBB, dtype, error=f"not runnable here: {error}")]
+        return [Row(name, dtype, error=f"not runnable here: {error}") for name in names.values()]
     except KeyError as error:
-        return [Row(EBB, dtype, error=f"{options.step} does not say {error}")]
+        return [Row(name, dtype, error=f"{options.step} does not say {error}") for name in names.values()]
+
+
+def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[Row]:
+    """`none_norm` is that of plain autograd in Python, whose model must be the same."""
+    return measure(options, dtype, none_norm, {config: ROW_NAMES[config] for config in options.cpp_configs})
+
+
+def measure_planned(options: Options, dtype: str, none_norm: float | None, budget_bytes: int) -> list[Row]:
+    settled = replace(options, warm_up=max(options.warm_up, PLAN_WARM_UP))
+    return measure(settled, dtype, none_norm, {f"budget:{budget_bytes}": f"{EBB}, planned"})

@@ -11,8 +11,9 @@ from .model import SHAPES, Shape
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EBB = "ebb"
+PLANNED = "planned"
 CPP_CONFIGS = ("none", "offload", "lean")  # by the C++ program's names
-CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"))
+CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"), PLANNED)
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

@@ -11,7 +11,7 @@
 #include <CLI/CLI.hpp>
 
 #include "bench/bytes.h"
-#include "bench/size_flag.h"
+#include "bench/command_line.h"
 
 namespace ebb {
 namespace {
@@ -194,10 +194,8 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
   add_ebb_flags(app, options, no_offload, pageable);
   add_plan_flags(app, options);
   app.get_option("--compare")->excludes(no_offload);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+  if (const std::optional<int> status = parse_command_line(app, argc, argv)) {
+    return status;
   }
   if (app.count("--until") == 0) {
     options.until = options.steps;

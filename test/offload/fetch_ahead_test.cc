@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "policy/callback.h"
 #include "streams/fault_plan.h"
 #include "test/offload/parity.h"
 
@@ -41,6 +42,23 @@ TEST_CASE_METHOD(NoLeak,
   CHECK(rig.stats().saved_on_device.now_bytes == 0);
   static_cast<void>(grad({loss}, {input}));
   static_cast<void>(grad({next.sum()}, {next}));
+}
+
+TEST_CASE_METHOD(NoLeak, "copies in start when backward asks for what has stayed, before anything that has not") {
+  Setting setting = late_without_stash();
+  setting.options.window_bytes = 4 * kBytes;
+  setting.options.policy =
+      callback([](const Candidate& candidate) { return candidate.ordinal < 6 ? Decision::kOffload : Decision::kKeep; });
+  Rig rig(setting);
+  Inputs in;
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor input = in.activation({32});
+  const at::Tensor middle = chain(input, 7);
+  const at::Tensor loss = chain(middle, 1).sum();
+  REQUIRE(rig.stats().offloaded.tensors == 6);
+  static_cast<void>(grad({loss}, {middle}, {}, /*retain_graph=*/true));
+  CHECK(rig.stats().window.now_bytes == 4 * kBytes);
+  static_cast<void>(grad({loss}, {input}));
 }
 
 TEST_CASE_METHOD(NoLeak, "a copy ahead that cannot start fails nobody: it is made again when somebody asks") {

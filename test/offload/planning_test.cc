@@ -1,12 +1,15 @@
 // Steps that are recorded, planned under a budget, and then follow their plan. The device is simulated: its memory is
 // what this binary's allocator of CPU tensors has handed out.
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -78,6 +81,37 @@ TEST_CASE_METHOD(NoLeak, "the step that checks a plan takes what it has said") {
   CHECK(report->actual->peak_bytes <= report->budget_bytes);
   CHECK(report->actual->peak_bytes + 2 * kMatrix >= report->predicted.peak_bytes);
   CHECK(report->actual->ms > 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "with a plan copies in start as backward lets go of what has stayed") {
+  MeteredDevice device;
+  std::uint64_t ahead = 0;  // of what the first operation saved, when backward is about to ask for it
+  const auto step = [&](Offloader* offloader) {
+    Inputs in;
+    const Run run(offloader);
+    const auto guard = run.guard();
+    at::Tensor x = in.activation({4 * 64, 64}).neg().sigmoid().narrow(0, 0, 64);
+    x.register_hook([&](const at::Tensor& /*gradient*/) {
+      ahead = offloader == nullptr ? 0 : offloader->stats().window.now_bytes;
+    });
+    const auto compute = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+    for (int i = 0; i < 2 * kLayers; ++i) {
+      x = x.neg().sigmoid();  // saves its result, which nothing can make again: neg saves nothing
+      x.register_hook([&](const at::Tensor& /*gradient*/) { compute(); });
+      compute();  // which the copies hide behind
+    }
+    in.loss(x).backward();
+  };
+  step(nullptr);
+  device.start_peak();
+  step(nullptr);
+  Rig rig(planned(DeviceBytes{device.peak() - 2 * kMatrix}, &device));
+  for (int i = 0; i < kUntilSettled; ++i) {
+    step(&rig.offloader());
+  }
+  REQUIRE(rig.offloader().plan_report());
+  REQUIRE(rig.offloader().plan_report()->predicted.offloaded_bytes == 4 * kMatrix);  // the first, which is needed last
+  CHECK(ahead == 4 * kMatrix);
 }
 
 TEST_CASE_METHOD(NoLeak, "a budget that cannot be met is an error that names the least that can be") {
@@ -159,7 +193,13 @@ TEST_CASE_METHOD(NoLeak, "a convolutional network with dropout has plain autogra
   setting.options.device_budget_is_a_wish = true;
   Rig rig(setting);
   for (int step = 0; step < kUntilSettled; ++step) {
+    CAPTURE(step);
+    device.start_peak();
     check_same({expected, ""}, {convolutions(&rig.offloader()), ""});
+    if (step >= kUntilPlanned) {
+      const PlanReport report = rig.offloader().plan_report().value();
+      CHECK(device.peak() <= std::max(report.budget_bytes, report.predicted.peak_bytes));
+    }
   }
   CHECK(moved(rig) > 0);
   CHECK(rig.offloader().plan_report());

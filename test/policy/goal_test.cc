@@ -124,7 +124,7 @@ TEST_CASE("a goal of bytes that would take more host memory than there is does n
 }
 
 TEST_CASE("no slowdown saves what hides behind compute") {
-  const Plan plan = make_plan(two_storages(), Slowdown{0}, kUnlimited, kOneByteEachMs);
+  const Plan plan = make_plan(two_storages_and_a_need(), Slowdown{0}, kUnlimited, kOneByteEachMs);
   CHECK(plan.fits);
   CHECK(plan.predicted.step_ms == 80);
   CHECK(plan.predicted.peak_bytes == 15);
@@ -221,29 +221,25 @@ TEST_CASE("a plan has room within its limit, or within its peak where that is ov
   const Plan fits = make_plan(record, DeviceBytes{17}, kUnlimited, kOneByteEachMs);
   REQUIRE(fits.decisions == std::vector{kOffload, kKeep});
   CHECK(fits.room.stash.after_save == std::vector<std::uint64_t>{12, 2});
-  REQUIRE(fits.room.copies_in.size() == 1);
-  CHECK(fits.room.copies_in[0].held_bytes == 12);
+  CHECK(fits.room.backward.held_bytes == std::vector<std::uint64_t>{12, 12, 12});
   const Plan over = make_plan(record, DeviceBytes{3}, kUnlimited, kOneByteEachMs);
   REQUIRE(over.predicted.peak_bytes == 15);
-  REQUIRE(!over.room.copies_in.empty());
-  CHECK(over.room.copies_in[0].held_bytes == 10);
+  CHECK(over.room.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
 }
 
 TEST_CASE("a plan of the least memory has room within its peak") {
   const Plan plan = make_plan(two_storages(), LeastMemory{}, kUnlimited, kOneByteEachMs);
   REQUIRE(plan.predicted.peak_bytes == 15);
-  REQUIRE(!plan.room.copies_in.empty());
-  for (const Room::CopyIn& copy : plan.room.copies_in) {
-    CHECK(copy.held_bytes == 10);
-  }
+  CHECK(plan.room.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
 }
 
 TEST_CASE("a plan for a slowdown has room near its peak") {
-  const Plan plan = make_plan(two_storages(), Slowdown{0}, kUnlimited, kOneByteEachMs);
+  const Plan plan = make_plan(two_storages_and_a_need(), Slowdown{0}, kUnlimited, kOneByteEachMs);
   REQUIRE(plan.predicted.peak_bytes == 15);
-  REQUIRE(plan.room.copies_in.size() == 1);
-  CHECK(plan.room.copies_in[0].held_bytes >= 10);
-  CHECK(plan.room.copies_in[0].held_bytes <= 11);
+  for (const std::uint64_t held_bytes : plan.room.backward.held_bytes) {
+    CHECK(held_bytes >= 10);
+    CHECK(held_bytes <= 11);
+  }
 }
 
 TEST_CASE("a step without storages has a plan for each goal") {

@@ -28,21 +28,21 @@ TEST_CASE("what is kept costs memory until it is released, and no time") {
 }
 
 TEST_CASE("a copy out holds its storage until it is done, and hides behind compute") {
-  StepRecord record = two_storages();
-  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
+  StepRecord record = two_storages_and_a_need();
+  const Prediction found = predicted(record, {kOffload, kKeep, kKeep}, 15);
   CHECK(found.step_ms == 80);
   CHECK(found.stalled_ms == 0);
   CHECK(found.peak_bytes == 15);  // the first is away when the second is saved
   CHECK(found.offloaded_bytes == 10);
 
   record.storages[1].saved_ms = 19;
-  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 1);
+  CHECK(predicted(record, {kOffload, kKeep, kKeep}, 15).stalled_ms == 1);
 }
 
 TEST_CASE("compute waits for a copy out where memory would pass the limit") {
-  StepRecord record = two_storages();
+  StepRecord record = two_storages_and_a_need();
   record.storages[1].saved_ms = 14;
-  const Prediction found = predicted(record, {kOffload, kKeep}, 24);
+  const Prediction found = predicted(record, {kOffload, kKeep, kKeep}, 24);
   CHECK(found.stalled_ms == 6);
   CHECK(found.step_ms == 86);
   CHECK(found.peak_bytes == 15);
@@ -65,20 +65,20 @@ TEST_CASE("copies out wait for each other") {
 }
 
 TEST_CASE("a copy in starts when there is room, and compute waits for what is late") {
-  StepRecord record = two_storages();
+  StepRecord record = two_storages_and_a_need();
   record.storages[0].needed_ms = 62;
-  CHECK(predicted(record, {kOffload, kKeep}).stalled_ms == 0);  // 40 to 50
-  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
-  CHECK(found.stalled_ms == 8);  // 60, when the second is released, to 70
+  CHECK(predicted(record, {kOffload, kKeep, kKeep}).stalled_ms == 0);  // 40 to 50
+  const Prediction found = predicted(record, {kOffload, kKeep, kKeep}, 15);
+  CHECK(found.stalled_ms == 8);  // from 60, when backward asks for something else, to 70
   CHECK(found.peak_bytes == 15);
 }
 
 TEST_CASE("a copy in does not start where other memory will need the room before the use") {
-  StepRecord record = two_storages();
+  StepRecord record = two_storages_and_a_need();
   record.other = {{0, 5}, {45, 15}, {55, 5}};
-  const Prediction found = predicted(record, {kOffload, kKeep}, 25);
+  const Prediction found = predicted(record, {kOffload, kKeep, kKeep}, 25);
   CHECK(found.peak_bytes == 25);
-  CHECK(found.stalled_ms == 0);  // 55 to 65
+  CHECK(found.stalled_ms == 0);  // 60 to 70
 }
 
 TEST_CASE("a storage that is still on the device is not copied in") {
@@ -171,23 +171,23 @@ TEST_CASE("a storage that the forward pass lets go of before it is saved takes m
 }
 
 TEST_CASE("a copy out may start and end while the forward pass still uses its storage") {
-  StepRecord record = two_storages();
+  StepRecord record = two_storages_and_a_need();
   record.storages[0].idle_ms = 30;
   record.storages[1].saved_ms = 15;
-  const Prediction found = predicted(record, {kOffload, kKeep}, 15);
+  const Prediction found = predicted(record, {kOffload, kKeep, kKeep}, 15);
   CHECK(found.stalled_ms == 5);   // at the second save: there is no later one to wait at
   CHECK(found.peak_bytes == 15);  // the copy is done at 20, and the first takes no memory at all before
 }
 
 TEST_CASE("a copy out that is late holds its storage from when the forward pass has let go of it") {
-  StepRecord record = two_storages();
+  StepRecord record = two_storages_and_a_need();
   record.storages[0].idle_ms = 17;
   record.storages[1].saved_ms = 12;
-  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 8);  // from 12 to 20
+  CHECK(predicted(record, {kOffload, kKeep, kKeep}, 15).stalled_ms == 8);  // from 12 to 20
   record.storages[1].saved_ms = 25;
-  CHECK(predicted(record, {kOffload, kKeep}, 15).stalled_ms == 0);
+  CHECK(predicted(record, {kOffload, kKeep, kKeep}, 15).stalled_ms == 0);
   record.other = {{0, 5}, {18, 20}, {19, 5}};
-  CHECK(predicted(record, {kOffload, kKeep}).peak_bytes == 30);
+  CHECK(predicted(record, {kOffload, kKeep, kKeep}).peak_bytes == 30);
 }
 
 TEST_CASE("copies out come in the order of saving, also where the forward pass lets go in another") {

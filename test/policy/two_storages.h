@@ -16,4 +16,13 @@ inline StepRecord two_storages() {
   return record;
 }
 
+// The same, but the second is released at 59, and at 60 backward asks for a third of no bytes: copies in may start
+// then.
+inline StepRecord two_storages_and_a_need() {
+  StepRecord record = two_storages();
+  record.storages[1].released_ms = 59;
+  record.storages.push_back({.needed_ms = 60, .released_ms = 60});
+  return record;
+}
+
 }  // namespace ebb

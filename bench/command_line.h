@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <CLI/CLI.hpp>
 
 namespace ebb {
@@ -7,5 +9,9 @@ namespace ebb {
 // For a flag that takes a size: turns its text ("64MiB") into bytes wherever CLI11 would read a number, and a bad one
 // into CLI11's usage error.
 CLI::Validator size_text();
+
+// Reads the command line. The status to exit with where that is not to go on: after --help, or a usage error, which has
+// been printed.
+[[nodiscard]] std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-#include "bench/size_flag.h"
+#include "bench/command_line.h"
 
 #include <stdexcept>
 #include <string>
@@ -18,6 +18,15 @@ CLI::Validator size_text() {
         }
       },
       "SIZE");
+}
+
+std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  return std::nullopt;
 }
 
 }  // namespace ebb
