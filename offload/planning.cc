@@ -81,14 +81,10 @@ void Planning::check(const Plan& plan) {
   if (plan.fits) {
     return;
   }
-  const std::string what =
-      "Options::device_budget cannot be met" +
-      (std::holds_alternative<DeviceBytes>(policy_->goal())
-           ? ": it is " + human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) + ", and a step takes at least " +
-                 human_bytes(plan.predicted.peak_bytes) + " of device memory"
-           : ": a step needs " + human_bytes(plan.predicted.offloaded_bytes) +
-                 " of host memory, which is over Options::capacity_bytes") +
-      " when all that can be is offloaded or recomputed";
+  const std::string what = "Options::device_budget cannot be met: it is " +
+                           human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) + ", and a step takes at least " +
+                           human_bytes(plan.predicted.peak_bytes) +
+                           " of device memory, whatever is offloaded and recomputed";
   TORCH_CHECK(unmet_ == Unmet::kWarn, "ebb: ", what,
               ". Raise the budget, or set Options::device_budget_is_a_wish to train as near to it as can be.");
   if (!std::exchange(warned_, true)) {

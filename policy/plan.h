@@ -37,8 +37,8 @@ struct Prediction {
 struct Plan {
   std::vector<Decision> decisions;
   Prediction predicted;
-  Room room;          // for copies: within Limits::device_bytes, or within the predicted peak where that is over
-  bool fits = false;  // false: `predicted` is the least memory that was found, and over the limits
+  Room room;          // for copies: within the limits that it is made for
+  bool fits = false;  // false: no plan was found that is within the limits
 };
 
 }  // namespace ebb

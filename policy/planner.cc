@@ -269,8 +269,7 @@ class Search {
 
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
   Plan plan = Search(record, limits, rates).run();
-  const std::uint64_t device_bytes = plan.fits ? limits.device_bytes : plan.predicted.peak_bytes;
-  plan.room = make_room(record, step_events(record), plan.decisions, device_bytes);
+  plan.room = make_room(record, step_events(record), plan.decisions, limits.device_bytes);
   return plan;
 }
 
@@ -281,12 +280,24 @@ class GoalPlanner {
   GoalPlanner(const StepRecord& record, std::uint64_t host_bytes, const LinkRates& rates)
       : record_(record), host_bytes_(host_bytes), rates_(rates) {}
 
-  Plan operator()(const DeviceBytes& goal) const { return within(goal.bytes); }
+  Plan operator()(const DeviceBytes& goal) const {
+    Plan plan = within(goal.bytes);
+    if (!plan.fits) {
+      plan = (*this)(LeastMemory{});
+      plan.fits = plan.predicted.peak_bytes <= goal.bytes;
+    }
+    return plan;
+  }
 
+  // With compute waiting for every copy nothing takes less memory. If that can be had without, the better.
   Plan operator()(const LeastMemory& /*goal*/) const {
-    const Plan least = within(0);  // with compute waiting for every copy: the memory is right, the time is not
+    Plan least = within(0);
     Plan plan = within(least.predicted.peak_bytes);
-    return plan.fits ? plan : least;
+    if (plan.fits) {
+      return plan;
+    }
+    least.fits = true;
+    return least;
   }
 
   Plan operator()(const Slowdown& goal) const {
@@ -306,6 +317,7 @@ class GoalPlanner {
         too_little = middle;
       }
     }
+    best.room = make_room(record_, step_events(record_), best.decisions, best.predicted.peak_bytes);
     return best;
   }
 

@@ -22,7 +22,8 @@ namespace ebb {
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates);
 
 // The plan for a goal, with at most `host_bytes` offloaded. Slowdown is found by bisection over the device's limit:
-// some ten plans. `fits` is false only where DeviceBytes or `host_bytes` cannot be met.
+// some ten plans. `fits` is false only where DeviceBytes cannot be met: the result is then that of LeastMemory, so its
+// predicted peak is a limit that can be.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
                              const LinkRates& rates);
 

@@ -103,8 +103,11 @@ TEST_CASE("a goal of bytes is a limit on device memory") {
     const Plan plan = make_plan(record, DeviceBytes{bytes}, host_bytes, kOneByteEachMs);
     const Plan same = make_plan(record, Limits{bytes, host_bytes}, kOneByteEachMs);
     CAPTURE(i, bytes, host_bytes);
-    CHECK(plan.decisions == same.decisions);
     CHECK(plan.fits == same.fits);
+    if (!plan.fits) {
+      continue;
+    }
+    CHECK(plan.decisions == same.decisions);
     CHECK(plan.predicted.step_ms == same.predicted.step_ms);
     CHECK(plan.predicted.peak_bytes == same.predicted.peak_bytes);
     CHECK(plan.room.stash.after_save == same.room.stash.after_save);
@@ -216,7 +219,7 @@ TEST_CASE("the least memory without host memory is recomputed") {
   CHECK(plan.predicted.peak_bytes == 15);
 }
 
-TEST_CASE("a plan has room within its limit, or within its peak where that is over") {
+TEST_CASE("a plan has room within its limit, and one for a limit that cannot be met within the least") {
   const StepRecord record = two_storages();
   const Plan fits = make_plan(record, DeviceBytes{17}, kUnlimited, kOneByteEachMs);
   REQUIRE(fits.decisions == std::vector{kOffload, kKeep});
