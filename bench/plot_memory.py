@@ -42,8 +42,9 @@ def amount(peak_bytes, unit):
     return f"{peak_bytes / UNITS[unit]:.{1 if unit == 'GiB' else 0}f} {unit}"
 
 
-def draw_run(axes, timeline, peak_bytes, unit, name, color):
+def draw_run(axes, timeline, unit, name, color):
     xs, ys = phases(timeline)
+    peak_bytes = max(ys)  # in the step that is drawn
     ys = [y / UNITS[unit] for y in ys]
     axes.fill_between(xs, ys, step="post", color=color, alpha=0.25, linewidth=0)
     axes.step(xs, ys, where="post", color=color, linewidth=1.5, label=f"{name}: peak {amount(peak_bytes, unit)}")
@@ -54,10 +55,10 @@ def draw(report, path):
     plain_peak = report.get("plain_peak_saved_bytes_on_device") or 0
     unit = unit_for(max(plain_peak, report["peak_saved_bytes_on_device"]))
     if report.get("plain_timeline"):
-        draw_run(axes, report["plain_timeline"], plain_peak, unit, "without ebb", PLAIN_COLOR)
+        draw_run(axes, report["plain_timeline"], unit, "without ebb", PLAIN_COLOR)
     if report["timeline"]:
         name = "with ebb" if report["config"]["offload"] else "without ebb"
-        draw_run(axes, report["timeline"], report["peak_saved_bytes_on_device"], unit, name, EBB_COLOR)
+        draw_run(axes, report["timeline"], unit, name, EBB_COLOR)
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlim(0, 2)
     axes.set_ylim(bottom=0)

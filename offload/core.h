@@ -28,6 +28,8 @@
 
 namespace ebb {
 
+struct RegionSaves;
+
 // What an Offloader owns, and what the saves made under its guards keep alive after it. Always held by a
 // std::shared_ptr; one made by make_shared_unless_forked if the process may fork.
 //
@@ -111,7 +113,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // The same for one that stays without the policy being asked, unless it is saved already: `region` has those of the
   // checkpointed region that runs. They are unknown outside of it, where the policy is asked as if it had run again.
   [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
-                                                   StorageTable& region);
+                                                   RegionSaves& region);
 
   // A checkpointed region begins, which has saved these inputs; asks the policy, if that plans. nullopt: it does not.
   struct RegionsPlace {

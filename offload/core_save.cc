@@ -11,6 +11,7 @@
 #include "offload/log.h"
 #include "offload/put_off.h"
 #include "offload/recipe.h"
+#include "offload/region_saves.h"
 #include "offload/step_recorder.h"
 #include "streams/system_memory.h"
 
@@ -97,7 +98,7 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
 }
 
 std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
-                                         StorageTable& region) {
+                                         RegionSaves& region) {
   const c10::Storage& storage = tensor.storage();
   const std::uint64_t bytes = storage.nbytes();
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
@@ -106,7 +107,7 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
   bool inserted = false;
   std::shared_ptr<SavedStorage> saved = table_.find(storage, VersionId(version));
   if (saved == nullptr) {
-    saved = region.find_or_insert(
+    saved = region.table.find_or_insert(
         storage, VersionId(version),
         [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
   }
@@ -115,6 +116,7 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
     return saved;
   }
   tape->began();
+  saved->enter_step(region.ordinal, nullptr, 0);
   count_kept(Kept::kPolicy, bytes);
   if (options_.evict_when_out_of_memory) {
     tape->kept(saved, tier_->current_stream());
@@ -229,8 +231,8 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
 // LOCK: policy_mutex_
 Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape) {
   auto ended = c10::make_scope_exit([&tape] { tape.ended(); });  // for one that the policy refuses
-  RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0, 0};
-  place.ordinal = static_cast<std::uint32_t>(candidate.ordinal);
+  RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0,
+                     static_cast<std::uint32_t>(candidate.ordinal)};
   if (place.recorder != nullptr) {
     std::vector<std::uint32_t> indices;
     for (const at::Tensor& input : inputs) {

@@ -16,7 +16,7 @@ struct StepCost {
 
 // A plan in figures.
 struct PlanReport {
-  std::uint64_t budget_bytes = 0;  // that it was made for; for other goals its predicted peak
+  std::uint64_t budget_bytes = 0;  // that it was made for; for goals without bytes, what their plan needs
   double all_kept_ms = 0;          // what the step would take with everything kept, as it was recorded
   StepRecord record;               // what the plan was made from
   LinkRates rates;

@@ -16,7 +16,10 @@ std::unique_ptr<PlannedRegion> PlannedRegion::ask(const Scope::Target& target, c
 }
 
 PlannedRegion::PlannedRegion(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, Core::RegionsPlace place)
-    : core_(std::move(core)), tape_(std::move(tape)), place_(std::move(place)) {}
+    : core_(std::move(core)),
+      tape_(std::move(tape)),
+      place_(std::move(place)),
+      saves_(new RegionSaves{.ordinal = place_.ordinal, .table = {}}) {}
 
 PlannedRegion::~PlannedRegion() {
   if (core_->forked()) {
@@ -30,11 +33,17 @@ PlannedRegion::~PlannedRegion() {
 }
 
 void PlannedRegion::needed() {
-  tape_->asked(place_.ordinal);
+  if (core_->forked()) {  // its second run says so
+    return;
+  }
+  const bool planned = tape_->asked(place_.ordinal);
   if (place_.recorder != nullptr) {
     place_.recorder->needed(place_.index);
   }
-  static_cast<void>(tape_->fetch_ahead());
+  const StepRecorder::Detour detour(place_.recorder.get());
+  if (planned && tape_->fetch_ahead()) {
+    core_->tier().flush();
+  }
 }
 
 void PlannedRegion::SecondRun::saves(std::uint64_t bytes) {

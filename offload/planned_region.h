@@ -9,6 +9,7 @@
 
 #include "offload/core.h"
 #include "offload/device_account.h"
+#include "offload/region_saves.h"
 #include "offload/scope.h"
 #include "offload/step_recorder.h"
 
@@ -32,7 +33,7 @@ class PlannedRegion {
   [[nodiscard]] bool stays() const { return place_.stays; }
 
   // Of what it saves, if that stays.
-  [[nodiscard]] const std::shared_ptr<StorageTable>& table() const { return table_; }
+  [[nodiscard]] const std::shared_ptr<RegionSaves>& saves() const { return saves_; }
 
   [[nodiscard]] bool may_move(const at::Tensor& tensor) { return !core_->passed_through(tensor); }
 
@@ -59,7 +60,7 @@ class PlannedRegion {
   const std::shared_ptr<Core> core_;
   const std::shared_ptr<Tape> tape_;
   const Core::RegionsPlace place_;
-  const std::shared_ptr<StorageTable> table_ = std::make_shared<StorageTable>();
+  const std::shared_ptr<RegionSaves> saves_;
   std::optional<DeviceAccount::Held> held_;
 };
 

@@ -81,10 +81,11 @@ void Planning::check(const Plan& plan) {
   if (plan.fits) {
     return;
   }
-  const std::string what = "Options::device_budget cannot be met: it is " +
-                           human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) + ", and a step takes at least " +
-                           human_bytes(plan.predicted.peak_bytes) +
-                           " of device memory, whatever is offloaded and recomputed";
+  const std::string what =
+      "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) +
+      ", and a step takes at least " + human_bytes(plan.predicted.peak_bytes) +
+      (meter_ ? " of device memory" : " for saved tensors (without Options::device_meter nothing else is counted)") +
+      ", whatever is recomputed, and offloaded within Options::capacity_bytes";
   TORCH_CHECK(unmet_ == Unmet::kWarn, "ebb: ", what,
               ". Raise the budget, or set Options::device_budget_is_a_wish to train as near to it as can be.");
   if (!std::exchange(warned_, true)) {
@@ -109,7 +110,8 @@ std::optional<PlanReport> Planning::report() const {
   }
   const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
   PlanReport report;
-  report.budget_bytes = budget == nullptr ? known->plan->predicted.peak_bytes : budget->bytes;
+  const std::uint64_t limit = known->plan->device_bytes == kUnlimited ? 0 : known->plan->device_bytes;
+  report.budget_bytes = budget != nullptr ? budget->bytes : std::max(known->plan->predicted.peak_bytes, limit);
   report.all_kept_ms = known->record.end_ms;
   report.record = known->record;
   report.rates = policy_->rates();
@@ -124,7 +126,9 @@ std::optional<PlanReport> Planning::report() const {
 std::string Planning::explain() const {
   const std::optional<Planned::Known> known = policy_->last_plan();
   if (!known) {
-    return "no plan yet: it takes " + std::to_string(Planned::kRecordedSteps) + " steps of a kind to make one\n";
+    return "no plan yet: it takes " + std::to_string(Planned::kRecordedSteps) +
+           " steps of a kind to make one, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
+           " (Options::planned_minimum_bytes)\n";
   }
   return explain_plan(*known, policy_->goal(), *report());
 }

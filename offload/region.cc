@@ -180,7 +180,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
   if (target.core == nullptr) {
     return nullptr;
   }
-  return std::make_unique<SaveHook>(std::move(target), running->region()->planned_->table());
+  return std::make_unique<SaveHook>(std::move(target), running->region()->planned_->saves());
 }
 
 std::size_t Region::add(const at::Tensor& saved) {

@@ -24,7 +24,7 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
-  const std::shared_ptr<StorageTable> region = std::exchange(region_, nullptr);
+  const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
   Core& core = *target.core;
   core.check_process();
   PutOff::of_this_thread().start_finished();

@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/device_account.h"
+#include "offload/region_saves.h"
 #include "offload/saved_tensor.h"
 #include "offload/scope.h"
-#include "offload/storage_table.h"
 
 namespace ebb {
 
@@ -20,9 +20,9 @@ namespace ebb {
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
-  // The target's scope must live until call_pack_hook returns. `region`: a table of storages that stay, whatever the
-  // policy would say: of the checkpointed region that runs. Null in none.
-  explicit SaveHook(Scope::Target target, std::shared_ptr<StorageTable> region = nullptr)
+  // The target's scope must live until call_pack_hook returns. `region`: the checkpointed region that runs
+  // and whose saves stay, whatever the policy would say. Null for none.
+  explicit SaveHook(Scope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
       : target_(std::move(target)), region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override;
@@ -33,7 +33,7 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
 
  private:
   Scope::Target target_;  // empty once packed, as region_
-  std::shared_ptr<StorageTable> region_;
+  std::shared_ptr<RegionSaves> region_;
   std::optional<SavedTensor> saved_;         // once packed
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
 };

@@ -40,8 +40,9 @@ c10::Storage SavedStorage::get(Use& use) {
     storage = state_ == State::kKept ? kept_ : storage;
     ordinal = ordinal_;
   }
+  const bool kept = storage;
   bool device_is_full = false;
-  if (storage) {
+  if (kept) {
     tape_->begin_use();
   } else {
     storage = find_making_room(core_->tier().current_stream(), device_is_full);
@@ -52,8 +53,10 @@ c10::Storage SavedStorage::get(Use& use) {
       tape_->used(position_);
     }
   }
-  if (!Recipe::runs_here()) {  // else backward has asked for what is made from this
-    tape_->asked(ordinal);
+  // In a recipe, backward has asked for what is made from this.
+  const bool planned = !Recipe::runs_here() && tape_->asked(ordinal);
+  if (kept && !planned) {  // Note [Before the first use] in stall_watch.h
+    return storage;
   }
   if (!device_is_full && tape_->fetch_ahead()) {
     core_->tier().flush();  // nothing more will join what has been gathered

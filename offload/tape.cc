@@ -138,16 +138,16 @@ void Tape::begin_use() {
   begin_use_locked();
 }
 
-void Tape::asked(std::uint32_t ordinal) {
+bool Tape::asked(std::uint32_t ordinal) {
   begin_use();
-  if (ordinal >= part_of_.size()) {  // no lock: it stays as it is once backward has begun
-    return;
+  if (part_of_.empty()) {  // no lock: it stays as it is once backward has begun
+    return false;
   }
-  const std::lock_guard lock(mutex_);
-  if (part_of_[ordinal] < part_) {  // backward runs over this graph again, or in another order
-    held_bytes_.emplace(plan_->room.backward.held_bytes);
+  if (ordinal < part_of_.size()) {
+    const std::lock_guard lock(mutex_);
+    part_ = std::max(part_, part_of_[ordinal]);  // it may have asked for it before
   }
-  part_ = part_of_[ordinal];
+  return true;
 }
 
 void Tape::used(std::size_t position) {
@@ -157,6 +157,7 @@ void Tape::used(std::size_t position) {
     used_.assign(used_.size(), false);
     first_pass_ = false;
     fetched_to_ = 0;
+    part_ = 0;
   }
   used_[position] = true;
   if (position < rank_.size()) {       // else it was saved by the backward pass itself, in no order that is known
@@ -226,11 +227,12 @@ std::vector<std::uint32_t> Tape::planned_order_locked() {
 }
 
 // What ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
-std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) {
+std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) const {
   if (!held_bytes_) {
     return std::nullopt;
   }
-  return last_part_[rank] == kNotPlanned ? 0 : held_bytes_->least(part_, last_part_[rank]);
+  const std::uint32_t last_part = last_part_[rank];
+  return last_part == kNotPlanned ? 0 : (*held_bytes_)(std::min(part_, last_part), last_part);
 }
 
 bool Tape::order_is_known() {

@@ -11,7 +11,7 @@
 
 #include <c10/core/Stream.h>
 
-#include "policy/least_ahead.h"
+#include "policy/least_between.h"
 #include "policy/plan.h"
 
 namespace ebb {
@@ -80,8 +80,9 @@ class Tape {
   // Backward has begun: it has asked for something that this step saved.
   void begin_use();
 
-  // Backward has asked for this candidate, wherever it is: with a plan, that is how far backward has come.
-  void asked(std::uint32_t ordinal);
+  // Backward has asked for this candidate, wherever it is: with a plan, that is how far backward has come. Whether
+  // there is a plan.
+  bool asked(std::uint32_t ordinal);
 
   // Backward has asked for the storage at this position.
   void used(std::size_t position);
@@ -109,7 +110,7 @@ class Tape {
   void begin_use_locked();
   void recall_order_locked();
   [[nodiscard]] std::vector<std::uint32_t> planned_order_locked();
-  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank);
+  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const;
 
   const std::shared_ptr<OrderBook> book_;
   std::atomic<bool> in_use_{false};
@@ -139,12 +140,12 @@ class Tape {
   std::vector<std::uint32_t> rank_;         // of each position in `order_`
   std::vector<std::uint32_t> observed_;     // what the first pass really did
   bool first_pass_ = true;
-  std::vector<std::uint32_t> part_of_;    // with a plan: by ordinal, the part of backward that begins with its need
-  std::vector<std::uint32_t> last_part_;  // with a plan: of each of `order_`, or kNotPlanned
-  std::optional<LeastAhead> held_bytes_;  // with a plan: BackwardRoom::held_bytes
-  std::uint32_t part_ = 0;                // in which backward is
-  std::size_t fetched_to_ = 0;            // rank up to which everything unused has been fetched ahead
-  std::size_t cursor_ = 0;                // rank behind the last use
+  std::vector<std::uint32_t> part_of_;      // with a plan: by ordinal, the part of backward that begins with its need
+  std::vector<std::uint32_t> last_part_;    // with a plan: of each of `order_`, or kNotPlanned
+  std::optional<LeastBetween> held_bytes_;  // with a plan: BackwardRoom::held_bytes
+  std::uint32_t part_ = 0;                  // in which backward is
+  std::size_t fetched_to_ = 0;              // rank up to which everything unused has been fetched ahead
+  std::size_t cursor_ = 0;                  // rank behind the last use
 };
 
 }  // namespace ebb

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "policy/room.h"
 
@@ -37,16 +38,18 @@ class BackwardWalk {
       case StepEvent::What::kBackward:
         if (room_.held_bytes.empty()) {
           begin_part();
+          level_is_of_forward_ = true;
         }
         return;
       case StepEvent::What::kLevel:
         other_ = record_.other[event.index].bytes;
-        if (event.ms == record_.backward_ms && room_.held_bytes.size() == 1) {  // the level that backward begins with
+        if (event.ms == record_.backward_ms && std::exchange(level_is_of_forward_, false)) {
           room_.held_bytes.back() = kNoBound;
         }
         lower();
         return;
       case StepEvent::What::kNeed:
+        level_is_of_forward_ = false;
         if (room_.held_bytes.empty()) {  // before backward has begun
           begin_part();
         }
@@ -103,6 +106,7 @@ class BackwardWalk {
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
   std::uint64_t recomputed_ = 0;
+  bool level_is_of_forward_ = false;  // in the first part, unless a level begins where that does
   std::vector<double> need_ms_;
   std::vector<bool> listed_;
   BackwardRoom room_;

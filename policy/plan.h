@@ -37,8 +37,9 @@ struct Prediction {
 struct Plan {
   std::vector<Decision> decisions;
   Prediction predicted;
-  Room room;          // for copies: within the limits that it is made for
-  bool fits = false;  // false: no plan was found that is within the limits
+  std::uint64_t device_bytes = kUnlimited;  // the limit that it is made for
+  Room room;                                // for copies, within that
+  bool fits = false;                        // false: no plan was found that is within it, or within the host's
 };
 
 }  // namespace ebb

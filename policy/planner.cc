@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "policy/predict.h"
-#include "policy/step_events.h"
 
 namespace ebb {
 namespace {
@@ -42,8 +41,10 @@ class Search {
     try_plan(std::vector<Decision>(record_.storages.size(), Decision::kKeep));
     if (!best_.fits) {
       choose_how_many_to_recompute();
-      change_few_decisions();
+      change_decisions();
     }
+    best_.device_bytes = limits_.device_bytes;
+    best_.room = make_room(record_, predictor_.events(), best_.decisions, limits_.device_bytes);
     return std::move(best_);
   }
 
@@ -86,7 +87,9 @@ class Search {
     tried_ += decisions.size();
     const Score found = score(prediction);
     if (!best_score_ || found < *best_score_) {
-      best_ = {decisions, prediction, {}, std::get<0>(found) == 0};
+      best_.decisions = decisions;
+      best_.predicted = prediction;
+      best_.fits = std::get<0>(found) == 0;
       best_score_ = found;
     }
     return found;
@@ -196,8 +199,12 @@ class Search {
     }
   }
 
-  void change_few_decisions() {
-    while (tried_ <= kTries && (change_one() || change_together(2) || change_together(3))) {
+  // One, then two together, and so on; from one again after each that helps.
+  void change_decisions() {
+    const auto most = static_cast<int>(record_.storages.size());
+    for (int together = 1; together <= most && tried_ <= kTries;) {
+      const bool better = together == 1 ? change_one() : change_together(together);
+      together = better ? 1 : together + 1;
     }
   }
 
@@ -268,9 +275,7 @@ class Search {
 }  // namespace
 
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
-  Plan plan = Search(record, limits, rates).run();
-  plan.room = make_room(record, step_events(record), plan.decisions, limits.device_bytes);
-  return plan;
+  return Search(record, limits, rates).run();
 }
 
 namespace {
@@ -317,7 +322,6 @@ class GoalPlanner {
         too_little = middle;
       }
     }
-    best.room = make_room(record_, step_events(record_), best.decisions, best.predicted.peak_bytes);
     return best;
   }
 

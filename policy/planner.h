@@ -13,8 +13,8 @@ namespace ebb {
 // What costs least per byte is recomputed first, the first needed first among equals: what hides best behind compute is
 // the early storages' copies. For a number of recomputed storages, the earliest saved of the others are offloaded until
 // the rest fits; that number is found by bisection, and the number of recomputed ones by looking ever more closely
-// around the best so far. Then single decisions are changed, two together, and three, as long as that helps, for
-// as many tries as the size allows. test/policy/planner_test.cc compares with all possible plans of small steps. Steps
+// around the best so far. Then single decisions are changed, then two together, and so on, for as many tries as
+// the size allows. test/policy/planner_test.cc compares with all possible plans of small steps. Steps
 // of 10,000 storages take 50 ms.
 //
 // Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the

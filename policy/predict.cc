@@ -6,7 +6,7 @@
 #include <deque>
 #include <utility>
 
-#include "policy/least_ahead.h"
+#include "policy/least_between.h"
 #include "policy/room.h"
 #include "policy/step_events.h"
 
@@ -37,7 +37,7 @@ class Predictor::Run {
         decisions_(decisions),
         state_(record_.storages.size()),
         room_(make_room(record_, predictor.events_, decisions, predictor.limits_.device_bytes)),
-        ahead_(room_.backward.held_bytes) {}
+        least_between_(room_.backward.held_bytes) {}
 
   Prediction run() {
     for (const Event& event : predictor_.events_) {
@@ -168,7 +168,7 @@ class Predictor::Run {
         continue;
       }
       const std::uint64_t more = state.where == Where::kAway ? record_.storages[i].bytes : 0;
-      if (held_ + more > ahead_.least(part_, last_part)) {
+      if (held_ + more > least_between_(std::min<std::size_t>(part_, last_part), last_part)) {
         return;
       }
       if (state.where == Where::kAway) {
@@ -244,10 +244,10 @@ class Predictor::Run {
 
   std::vector<State> state_;
   const Room room_;
-  LeastAhead ahead_;
-  std::size_t part_ = 0;       // of backward
-  std::size_t next_in_ = 0;    // of the copies in
-  std::deque<Index> leaving_;  // oldest first
+  const LeastBetween least_between_;  // of BackwardRoom::held_bytes
+  std::size_t part_ = 0;              // of backward
+  std::size_t next_in_ = 0;           // of the copies in
+  std::deque<Index> leaving_;         // oldest first
   Lane out_;
   Lane in_;
   double now_ms_ = 0;

@@ -22,8 +22,8 @@ struct BackwardRoom {
   // Backward in parts: the first from when it begins, and then one from each time that it itself asks for a storage
   // that it has not asked for before.
   std::vector<std::uint32_t> needed;      // those storages
-  std::vector<std::uint64_t> held_bytes;  // by part, one more than `needed`: what other memory leaves, and what is
-                                          // recomputed in it
+  std::vector<std::uint64_t> held_bytes;  // by part, one more than `needed`: the limit less other memory and less what
+                                          // is recomputed by then
 
   // The copies in, in the order in which backward needs them: by itself, or for what is recomputed from them. One may
   // start in a part when all that ebb then holds of the plan's storages, this one included, is within `held_bytes` of

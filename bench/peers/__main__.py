@@ -74,9 +74,7 @@ def main() -> int:
             if config == EBB:
                 rows = measure_cpp(options, dtype, none_norm)
             elif config == PLANNED:
-                if not (peaks := peer_peaks(results.rows, dtype)):
-                    continue
-                rows = measure_planned(options, dtype, none_norm, min(peaks))
+                rows = measure_planned(options, dtype, none_norm, peer_peaks(results.rows, dtype))
             else:
                 rows = [measure_python(options, dtype, config)]
                 none_norm = rows[0].none_gradient_norm or none_norm

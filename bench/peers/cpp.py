@@ -79,6 +79,17 @@ def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[R
     return measure(options, dtype, none_norm, {config: ROW_NAMES[config] for config in options.cpp_configs})
 
 
-def measure_planned(options: Options, dtype: str, none_norm: float | None, budget_bytes: int) -> list[Row]:
+def measure_planned(options: Options, dtype: str, none_norm: float | None, peer_peaks: Sequence[int]) -> list[Row]:
+    """Within the least of these."""
+    name = f"{EBB}, planned"
+    if not peer_peaks:
+        return [Row(name, dtype, error="its budget is the least that a package takes, and none was measured before it")]
+    budget = min(peer_peaks)
     settled = replace(options, warm_up=max(options.warm_up, PLAN_WARM_UP))
-    return measure(settled, dtype, none_norm, {f"budget:{budget_bytes}": f"{EBB}, planned"})
+    rows = measure(settled, dtype, none_norm, {f"budget:{budget}": name})
+    return [
+        replace(row, error=f"takes {row.peak_bytes} bytes, over its budget of {budget}")
+        if row.peak_bytes is not None and row.peak_bytes > budget
+        else row
+        for row in rows
+    ]

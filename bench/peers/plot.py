@@ -4,6 +4,7 @@ FOLDER/bars.png has the time of a step and the most device memory in it of each 
 against the other: what lies further left and further down is better in both."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -104,14 +105,18 @@ def draw_pareto(axes, rows, title):
             textcoords="offset points",
             fontsize=8,
         )
-    for row in points:
+    close = 0.025 * max(row["ms_median"] for row in points)
+    last = {"left": -math.inf, "right": -math.inf}
+    for row in sorted(points, key=lambda row: row["ms_median"]):
         if is_planned(row):
             continue
         x, y = peak_gb(row), row["ms_median"]
         axes.scatter(x, y, color=color(row), s=36, zorder=3)
-        left = row["config"].startswith("ebb")  # and the others' names on the right: they are often neighbours
-        offset, side = ((-6, 4), "right") if left else ((6, 4), "left")
-        axes.annotate(label(row), (x, y), xytext=offset, ha=side, textcoords="offset points", fontsize=8)
+        # The others' names on the right: they are often neighbours.
+        right, side = (-6, "right") if row["config"].startswith("ebb") else (6, "left")
+        up = 13 if y - last[side] < close else 4
+        last[side] = y
+        axes.annotate(label(row), (x, y), xytext=(right, up), ha=side, textcoords="offset points", fontsize=8)
     axes.set_xlabel("most GB on the GPU in a step")
     axes.set_ylabel("ms a step")
     axes.set_title(title, fontsize=10)

@@ -173,12 +173,45 @@ TEST_CASE("a slowdown is kept to, and takes about the least memory of all plans 
     CAPTURE(i, fraction, host_bytes, least);
     CHECK(plan.fits);
     CHECK(plan.predicted.step_ms <= most_ms);
+    const Predictor with_its_room(record, {.device_bytes = plan.device_bytes}, kOneByteEachMs);
+    CHECK(with_its_room.predict(plan.decisions).step_ms == plan.predicted.step_ms);
+    if (plan.device_bytes != kUnlimited) {
+      CHECK(plan.room.backward.held_bytes[0] == plan.device_bytes - kOtherBytes);
+    }
     CHECK(plan.predicted.offloaded_bytes <= host_bytes);
     CHECK(plan.predicted.peak_bytes <= least * 1.1);
     exact += plan.predicted.peak_bytes == least ? 1 : 0;
   }
   CAPTURE(exact);
   CHECK(exact * 10 >= kSteps * 9);
+}
+
+TEST_CASE("the least memory is a budget that can be met") {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 100; ++i) {
+    const StepRecord record = random_step(random, 2 + random() % 10);
+    const Plan least = make_plan(record, LeastMemory{}, kUnlimited, kOneByteEachMs);
+    const Plan plan = make_plan(record, DeviceBytes{least.predicted.peak_bytes}, kUnlimited, kOneByteEachMs);
+    CAPTURE(i);
+    CHECK(plan.fits);
+    CHECK(plan.predicted.peak_bytes <= least.predicted.peak_bytes);
+    CHECK_FALSE(make_plan(record, DeviceBytes{least.predicted.peak_bytes - 1}, kUnlimited, kOneByteEachMs).fits);
+  }
+}
+
+TEST_CASE("a budget of the least memory can be met where no plan for that limit is within it") {
+  StepRecord record;
+  record.storages = {{.bytes = 1, .saved_ms = 7, .needed_ms = 39, .released_ms = 59},
+                     {.bytes = 19, .saved_ms = 17, .needed_ms = 30, .released_ms = 39}};
+  record.other = {{0, 5}, {9, 17}, {30, 8}};
+  record.backward_ms = 30;
+  record.end_ms = 59;
+  const std::uint64_t least = make_plan(record, LeastMemory{}, kUnlimited, kOneByteEachMs).predicted.peak_bytes;
+  REQUIRE_FALSE(make_plan(record, Limits{.device_bytes = least}, kOneByteEachMs).fits);
+  const Plan plan = make_plan(record, DeviceBytes{least}, kUnlimited, kOneByteEachMs);
+  CHECK(plan.fits);
+  CHECK(plan.predicted.peak_bytes == least);
+  CHECK(plan.device_bytes == 0);  // compute waits for every copy
 }
 
 TEST_CASE("the least memory is that of all plans, at any cost") {

@@ -133,6 +133,8 @@ TEST_CASE("other memory of forward does not count for copies in, nor where backw
   CHECK(held_bytes(record, {kOffload, kOffload}) == Bytes{25, 25, 25});
   record.other = {{0, 25}, {41, 5}};
   CHECK(held_bytes(record, {kOffload, kOffload}) == Bytes{5, 25, 25});
+  record.other = {{0, 5}, {40, 20}, {40, 5}};
+  CHECK(held_bytes(record, {kOffload, kOffload}) == Bytes{10, 25, 25});
 }
 
 TEST_CASE("a need from before backward begins a part too") {
