@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -15,7 +14,12 @@ constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
 class BackwardWalk {
  public:
   BackwardWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)
-      : record_(record), decisions_(decisions), device_bytes_(device_bytes), listed_(decisions.size()) {}
+      : record_(record),
+        decisions_(decisions),
+        device_bytes_(device_bytes),
+        need_part_(decisions.size()),
+        release_part_(decisions.size()),
+        listed_(decisions.size()) {}
 
   BackwardRoom run(const std::vector<StepEvent>& events) {
     room_.needed.reserve(decisions_.size());
@@ -27,7 +31,7 @@ class BackwardWalk {
       begin_part();
     }
     for (const std::uint32_t i : room_.needed) {
-      list_copies(i, record_.storages[i].needed_ms);
+      list_copies(i, need_part_[i]);
     }
     return std::move(room_);
   }
@@ -57,10 +61,11 @@ class BackwardWalk {
           recomputed_ += record_.storages[event.index].bytes;
         }
         room_.needed.push_back(event.index);
-        need_ms_.push_back(event.ms);
         begin_part();
+        need_part_[event.index] = part();
         return;
       case StepEvent::What::kRelease:
+        release_part_[event.index] = part();
         if (decisions_[event.index] == Decision::kRecompute) {
           recomputed_ -= record_.storages[event.index].bytes;
         }
@@ -70,6 +75,9 @@ class BackwardWalk {
         return;
     }
   }
+
+  // The present one.
+  [[nodiscard]] std::uint32_t part() const { return static_cast<std::uint32_t>(room_.held_bytes.size() - 1); }
 
   void begin_part() {
     room_.held_bytes.push_back(kNoBound);
@@ -84,20 +92,18 @@ class BackwardWalk {
   }
 
   // A recipe's inputs before its result.
-  void list_copies(std::uint32_t i, double needed_ms) {
+  void list_copies(std::uint32_t i, std::uint32_t need_part) {
     if (listed_[i]) {
       return;
     }
     listed_[i] = true;
     if (decisions_[i] == Decision::kRecompute) {
       for (const std::uint32_t input : record_.storages[i].inputs) {
-        list_copies(input, needed_ms);
+        list_copies(input, need_part);
       }
     } else if (decisions_[i] == Decision::kOffload) {
       // It is on the device until it is released, whatever is needed before that.
-      const double until_ms = std::max(needed_ms, record_.storages[i].released_ms);
-      const auto after = std::ranges::upper_bound(need_ms_, until_ms);
-      room_.copies_in.push_back({i, static_cast<std::uint32_t>(after - need_ms_.begin())});
+      room_.copies_in.push_back({i, std::max(need_part, release_part_[i])});
     }
   }
 
@@ -106,8 +112,9 @@ class BackwardWalk {
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
   std::uint64_t recomputed_ = 0;
-  bool level_is_of_forward_ = false;  // in the first part, unless a level begins where that does
-  std::vector<double> need_ms_;
+  bool level_is_of_forward_ = false;         // in the first part, unless a level begins where that does
+  std::vector<std::uint32_t> need_part_;     // by storage: the part that begins with its need
+  std::vector<std::uint32_t> release_part_;  // and in which it is released
   std::vector<bool> listed_;
   BackwardRoom room_;
 };

@@ -26,6 +26,9 @@ constexpr std::size_t kTries = 200'000;
 // Recipes that cost so many times as much a byte are taken as equal: measured times of equal operations differ.
 constexpr double kAlike = 1.1;
 
+// Into how many parts the storages are divided where a number of them is looked for.
+constexpr std::size_t kGrains = 128;
+
 constexpr std::array kAll{Decision::kKeep, Decision::kOffload, Decision::kRecompute};
 
 std::uint64_t over(std::uint64_t bytes, std::uint64_t limit) { return bytes > limit ? bytes - limit : 0; }
@@ -155,7 +158,7 @@ class Search {
       }
       too_few = std::exchange(fits, fits + step);
     }
-    while (too_few + 1 < fits) {
+    while (too_few + grain_ < fits) {
       const std::size_t middle = too_few + (fits - too_few) / 2;
       const Score found = offload(middle);
       best = std::min(best, found);
@@ -191,7 +194,7 @@ class Search {
           best = at;
         }
       }
-      if (step == 1 || tried_ > kTries) {
+      if (step <= grain_ || tried_ > kTries) {
         return;
       }
       from = std::max(from + step, best) - step;
@@ -266,6 +269,7 @@ class Search {
   const StepRecord& record_;
   const Limits limits_;
   const Predictor predictor_;
+  const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
   std::vector<Index> cheapest_;  // of those that can be recomputed
   std::size_t tried_ = 0;
   Plan best_;
