@@ -40,10 +40,14 @@ class Predictor::Run {
         least_between_(room_.backward.held_bytes) {}
 
   Prediction run() {
-    for (const Event& event : predictor_.events_) {
+    for (std::size_t k = 0; k < predictor_.events_.size(); ++k) {
+      const Event& event = predictor_.events_[k];
       now_ms_ = std::max(now_ms_, event.ms + delay_ms_);
       finish_copies_out();
       take(event);
+      if (event.what == Event::What::kNeed || backward_has_begun(k)) {
+        start_copies_in();
+      }
     }
     result_.step_ms = record_.end_ms + delay_ms_;
     for (Index i = 0; i < decisions_.size(); ++i) {
@@ -87,17 +91,25 @@ class Predictor::Run {
         break;
       case Event::What::kBackward:
         shrink_stash(room_.stash.in_backward);
-        start_copies_in();
         break;
       case Event::What::kNeed:
         ++part_;
         need(event.index);
-        start_copies_in();
         break;
       case Event::What::kRelease:
         release(event.index);
         break;
     }
+  }
+
+  // With this event, and the level that it begins with is there: before, forward's is.
+  [[nodiscard]] bool backward_has_begun(std::size_t k) const {
+    const std::vector<Event>& events = predictor_.events_;
+    const auto belongs = [&](const Event& event) {
+      return event.what == Event::What::kBackward ||
+             (event.what == Event::What::kLevel && event.ms == record_.backward_ms);
+    };
+    return belongs(events[k]) && (k + 1 == events.size() || !belongs(events[k + 1]));
   }
 
   void save(Index i) {

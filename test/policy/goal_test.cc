@@ -201,11 +201,12 @@ TEST_CASE("the least memory is a budget that can be met") {
 
 TEST_CASE("a budget of the least memory can be met where no plan for that limit is within it") {
   StepRecord record;
-  record.storages = {{.bytes = 1, .saved_ms = 7, .needed_ms = 39, .released_ms = 59},
-                     {.bytes = 19, .saved_ms = 17, .needed_ms = 30, .released_ms = 39}};
-  record.other = {{0, 5}, {9, 17}, {30, 8}};
-  record.backward_ms = 30;
-  record.end_ms = 59;
+  record.storages = {{.bytes = 20, .saved_ms = 3, .needed_ms = 34, .released_ms = 63},
+                     {.bytes = 3, .saved_ms = 9, .idle_ms = 20, .needed_ms = 25, .released_ms = 52},
+                     {.bytes = 18, .saved_ms = 16, .idle_ms = 19, .needed_ms = 19, .released_ms = 32}};
+  record.other = {{0, 5}};
+  record.backward_ms = 19;
+  record.end_ms = 63;
   const std::uint64_t least = make_plan(record, LeastMemory{}, kUnlimited, kOneByteEachMs).predicted.peak_bytes;
   REQUIRE_FALSE(make_plan(record, Limits{.device_bytes = least}, kOneByteEachMs).fits);
   const Plan plan = make_plan(record, DeviceBytes{least}, kUnlimited, kOneByteEachMs);

@@ -81,6 +81,14 @@ TEST_CASE("a copy in does not start where other memory will need the room before
   CHECK(found.stalled_ms == 0);  // 60 to 70
 }
 
+TEST_CASE("copies in start beside the memory that backward begins with, and not beside what forward had until then") {
+  StepRecord record = two_storages();
+  record.other = {{0, 5}, {30, 25}, {40, 5}};
+  const Prediction found = predicted(record, {kOffload, kKeep}, 35);
+  CHECK(found.peak_bytes == 35);
+  CHECK(found.stalled_ms == 0);  // 40 to 50
+}
+
 TEST_CASE("a storage that is still on the device is not copied in") {
   StepRecord record = two_storages();
   record.storages[0] = {.bytes = 100, .saved_ms = 10, .needed_ms = 70, .released_ms = 80};
