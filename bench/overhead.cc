@@ -22,6 +22,7 @@
 #include <benchmark/benchmark.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "bench/null_tier.h"
@@ -38,15 +39,25 @@ using torch::autograd::SavedVariable;
 enum class Kind : std::uint8_t {
   kPlain,           // no offloader
   kPlainParameter,  // no offloader, a leaf that requires gradients
+  kIdleHook,        // no offloader, but a hook that hands on the tensor: what any hook costs
   kParameter,       // such a leaf is passed through
   kSmall,           // kept by the policy
   kOffloaded,
 };
 
-bool is_plain(Kind kind) { return kind == Kind::kPlain || kind == Kind::kPlainParameter; }
+bool is_plain(Kind kind) { return kind == Kind::kPlain || kind == Kind::kPlainParameter || kind == Kind::kIdleHook; }
 bool is_parameter(Kind kind) { return kind == Kind::kPlainParameter || kind == Kind::kParameter; }
 
 enum class Part : std::uint8_t { kSave, kUnpack, kEnd };
+
+class IdleHook final : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override { saved_ = tensor.tensor_data(); }
+  at::Tensor call_unpack_hook() override { return saved_; }
+
+ private:
+  at::Tensor saved_;
+};
 
 Options options_for(Kind kind) {
   Options options;
@@ -128,7 +139,10 @@ class Passes {
     {
       const Stopwatch watch(part == Part::kSave);
       for (const at::Tensor& tensor : made_.tensors) {
-        saved_.emplace_back(tensor, /*is_output=*/false);
+        SavedVariable& saved = saved_.emplace_back(tensor, /*is_output=*/false);
+        if (kind_ == Kind::kIdleHook) {
+          saved.register_hooks(std::make_unique<IdleHook>());
+        }
       }
       seconds += watch.seconds();
     }
@@ -201,9 +215,9 @@ struct Timed {
 };
 
 void register_all() {
-  constexpr std::array kKinds{Named{"plain", Kind::kPlain}, Named{"plain_parameter", Kind::kPlainParameter},
-                              Named{"parameter", Kind::kParameter}, Named{"small", Kind::kSmall},
-                              Named{"offloaded", Kind::kOffloaded}};
+  constexpr std::array kKinds{Named{"plain", Kind::kPlain},        Named{"plain_parameter", Kind::kPlainParameter},
+                              Named{"idle_hook", Kind::kIdleHook}, Named{"parameter", Kind::kParameter},
+                              Named{"small", Kind::kSmall},        Named{"offloaded", Kind::kOffloaded}};
   constexpr std::array kParts{Timed{"save", Part::kSave}, Timed{"unpack", Part::kUnpack}, Timed{"end", Part::kEnd}};
   for (const Named& kind : kKinds) {
     for (const Timed& part : kParts) {

@@ -62,9 +62,10 @@ nlohmann::json compare(const SeedsOptions& options, c10::Device device) {
   for (const std::string& name : options.cases) {
     if (is_model(name)) {
       StepWorkload workload(model_shape(name, options.tiny), at::kFloat, device);
+      const std::vector<at::Tensor> expected = expected_gradients(workload);
       for (const std::string& config : model_configs(name)) {
         Offloader offloader(config_options(config, on(device)));
-        equal[name][config] = gradients_equal(workload, config_method(config, offloader));
+        equal[name][config] = gradients_equal(expected, workload, config_method(config, offloader));
       }
       continue;
     }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include "bench/step_workload.h"
@@ -56,10 +57,13 @@ std::uint64_t largest_peak(StepWorkload& workload, StepMethod method, int steps,
 // The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
 double gradient_norm(StepWorkload& workload, StepMethod method);
 
-// Whether all gradients of five consecutive steps are those of plain autograd, bit for bit: the first learns the order
-// of reads, the others follow it and reuse blocks, and from the third on copies may start early. Deterministic
-// algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
-bool gradients_equal(StepWorkload& workload, StepMethod method);
+// Plain autograd's, in host memory.
+std::vector<at::Tensor> expected_gradients(StepWorkload& workload);
+
+// Whether all gradients of five consecutive steps are those, bit for bit: the first learns the order of reads, the
+// others follow it and reuse blocks, and from the third on copies may start early, and a plan is followed.
+// Deterministic algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
+bool gradients_equal(const std::vector<at::Tensor>& expected, StepWorkload& workload, StepMethod method);
 
 // What must not happen in steady state, counted over `steps` steps.
 struct SteadyState {

@@ -73,7 +73,7 @@ std::unique_ptr<Recipe> Recipe::find(const at::Tensor& saved) {
     return nullptr;
   }
   auto recipe = std::make_unique<Recipe>(found->cost, std::move(found->inputs), std::move(found->forward), whole);
-  return recipe->depth() <= kMaxDepth ? std::move(recipe) : nullptr;
+  return recipe->depth() <= kMaxRecipeDepth ? std::move(recipe) : nullptr;
 }
 
 Recipe::Recipe(Recompute cost, Inputs inputs, Forward forward, const at::Tensor& like)

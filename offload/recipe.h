@@ -42,10 +42,8 @@ class Recipe {
   using Inputs = std::vector<std::unique_ptr<SavedTensor>>;
   using Forward = std::function<at::Tensor(std::span<const at::Tensor>)>;
 
-  // Recipes inside recipes: what silu, mul and norms in a row need, and an end to what one unpack may set off.
-  static constexpr int kMaxDepth = 8;
-
-  // The recipe for the storage of `saved`, whose bytes must be as its operation left them; null if there is none.
+  // The recipe for the storage of `saved`, whose bytes must be as its operation left them; null if there is none, or
+  // none within kMaxRecipeDepth.
   [[nodiscard]] static std::unique_ptr<Recipe> find(const at::Tensor& saved);
 
   // `like`: sizes, strides and dtype of the tensor that fills the storage.

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -11,6 +15,9 @@ namespace ebb {
 // A set of storages that does not keep their bytes. Members are known by identity: the weak reference keeps the
 // StorageImpl's own address from being used again, so a later storage is never taken for an earlier one.
 //
+// Every save asks, so most answers come without the lock, from a direct-mapped table: of the members whose addresses
+// share an entry it has one. An entry that was never used says that there are none.
+//
 // Threads: every member may be called from any thread.
 class StorageSet {
  public:
@@ -18,11 +25,17 @@ class StorageSet {
   [[nodiscard]] bool contains(const c10::Storage& storage) const;
 
  private:
+  using Identity = const c10::StorageImpl*;
+
+  static constexpr std::size_t kEntries = 4096;
+  [[nodiscard]] static std::size_t entry_of(Identity identity);
+
   void forget_the_dead();
 
+  std::array<std::atomic<std::uintptr_t>, kEntries> entries_{};  // addresses. Written under mutex_
   mutable std::shared_mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> members_;  // LOCK: mutex_
-  std::size_t next_cleaning_ = 1024;                                                                // LOCK: mutex_
+  std::unordered_map<Identity, c10::weak_intrusive_ptr<c10::StorageImpl>> members_;  // LOCK: mutex_
+  std::size_t next_cleaning_ = 1024;                                                 // LOCK: mutex_
 };
 
 }  // namespace ebb

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -15,9 +16,6 @@ namespace ebb {
 namespace {
 
 using Index = std::uint32_t;
-
-// Recipes inside recipes that a plan may ask for; offload/recipe.h has the same bound.
-constexpr int kMaxDepth = 8;
 
 // How much trying may cost: predictions times storages.
 constexpr std::size_t kTries = 200'000;
@@ -114,7 +112,7 @@ class Search {
         for (const Index input : record_.storages[i].inputs) {
           depth[i] = std::max(depth[i], depth[input]);
         }
-        if (++depth[i] > kMaxDepth) {
+        if (++depth[i] > kMaxRecipeDepth) {
           decisions[i] = Decision::kKeep;
           depth[i] = 0;
         }
@@ -139,29 +137,46 @@ class Search {
 
   // The least offload that fits beside so much recomputation.
   Score with_recomputed(std::size_t count) {
+    const auto [found, is_new] = with_recomputed_.try_emplace(count);
+    if (is_new) {
+      found->second = try_recomputing(count);
+    }
+    return found->second;
+  }
+
+  Score try_recomputing(std::size_t count) {
     const std::vector<Decision> decisions = recomputing(count);
     std::size_t most = 0;
     for (Index i = 0; i < decisions.size(); ++i) {
       most += decisions[i] == Decision::kKeep && record_.storages[i].movable ? 1 : 0;
     }
-    const auto offload = [&](std::size_t first) { return try_plan(offloading(decisions, first)); };
-    Score best = offload(0);
-    std::size_t fits = at_least(decisions, std::get<0>(best));
-    std::size_t too_few = fits == 0 ? 0 : fits - 1;
-    for (std::size_t step = 1; std::get<0>(best) > 0; step *= 2) {
-      fits = std::min(fits, most);
-      const Score found = offload(fits);
+    Score best = try_plan(decisions);
+    const bool too_slow = best_.fits && std::get<1>(best) > std::get<1>(*best_score_);  // copies take time besides
+    if (std::get<0>(best) == 0 || too_slow) {
+      return best;
+    }
+    const auto fits = [&](std::size_t first) {
+      const Score found = try_plan(offloading(decisions, first));
       best = std::min(best, found);
-      if (std::get<0>(found) == 0 || fits == most) {
+      return std::get<0>(found) == 0;
+    };
+    const std::size_t least = at_least(decisions, std::get<0>(best));
+    if (fits(least) || least == most || !fits(most)) {
+      return best;
+    }
+    // Seldom are many more than the least needed.
+    std::size_t too_few = least;
+    std::size_t enough = most;
+    for (std::size_t step = grain_; too_few + step < enough; step *= 2) {
+      if (fits(too_few + step)) {
+        enough = too_few + step;
         break;
       }
-      too_few = std::exchange(fits, fits + step);
+      too_few += step;
     }
-    while (too_few + grain_ < fits) {
-      const std::size_t middle = too_few + (fits - too_few) / 2;
-      const Score found = offload(middle);
-      best = std::min(best, found);
-      (std::get<0>(found) == 0 ? fits : too_few) = middle;
+    while (too_few + grain_ < enough) {
+      const std::size_t middle = too_few + (enough - too_few) / 2;
+      (fits(middle) ? enough : too_few) = middle;
     }
     return best;
   }
@@ -270,6 +285,7 @@ class Search {
   const Predictor predictor_;
   const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
   std::vector<Index> cheapest_;  // of those that can be recomputed
+  std::map<std::size_t, Score> with_recomputed_;
   std::size_t tried_ = 0;
   Plan best_;
   std::optional<Score> best_score_;

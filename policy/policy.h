@@ -12,6 +12,9 @@ enum class Recompute : std::uint8_t {
   kComputeBound,  // arithmetic that grows faster than the bytes: matmul, attention, convolution
 };
 
+// Recipes inside recipes: what silu, mul and norms in a row need, and an end to what one use in backward may set off.
+inline constexpr int kMaxRecipeDepth = 8;
+
 // The facts about one storage that autograd saves, at the moment of its first save.
 struct Candidate {
   std::uint64_t bytes = 0;     // of the whole storage, which is what would be moved

@@ -99,10 +99,11 @@ void add_result_flags(CLI::App& app, TrainOptions& o) {
 DeviceMemoryBudget parse_budget(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || *end != '\0') {
+  const bool has_number = end != text.c_str();
+  if (has_number && *end != '\0') {
     return parse_bytes(text);
   }
-  if (!(number > 0 && number <= 1)) {
+  if (!has_number || !(number > 0 && number <= 1)) {
     throw std::invalid_argument("'" + text + "' is neither a share in (0, 1] nor a size with a unit, such as 24GiB");
   }
   return number;

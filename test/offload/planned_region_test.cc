@@ -24,6 +24,7 @@ using Catch::Contains;
 
 constexpr std::int64_t kRows = 64;
 constexpr int kRegions = 6;
+constexpr std::int64_t kEarlier = 16;  // matrices saved before a region that saves half as many
 
 struct Runs {
   int count = 0;
@@ -83,6 +84,51 @@ TEST_CASE_METHOD(NoLeak, "regions run once where what they save fits, and twice 
     CHECK(found.runs == (step < kUntilPlanned ? 2 * kRegions : kRegions));
   }
   CHECK(rig.offloader().plan_report().value().predicted.recomputed_bytes == 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "copies in start as backward uses what a region has kept") {
+  MeteredDevice meter;
+  std::uint64_t ahead = 0;  // of what was saved before the region, when backward is about to ask for it
+  int runs = 0;
+  const auto step = [&](Offloader& offloader) {
+    Inputs in;
+    const Run run(&offloader);
+    const auto guard = run.guard();
+    at::Tensor x = in.activation({kEarlier * kRows, kRows}).neg().sigmoid().narrow(0, 0, kRows);
+    x.register_hook([&](const at::Tensor& /*gradient*/) { ahead = offloader.stats().window.now_bytes; });
+    const auto counted = std::make_shared<Runs>();
+    const auto saves_results = [counted](const Tensors& of) -> Tensors {  // and not its input
+      ++counted->count;
+      at::Tensor y = of[0];
+      for (int i = 0; i < kEarlier / 2; ++i) {
+        y = y.neg().sigmoid();
+      }
+      return {y};
+    };
+    x = checkpoint(saves_results, {x.neg()})[0];
+    at::Tensor loss;
+    {
+      const auto head = run.no_op();
+      loss = in.loss(x);
+    }
+    // Backward begins with the step's peak: no copy has room there.
+    x.register_hook([](const at::Tensor& /*gradient*/) { at::empty({64 * kRows, kRows}); });
+    loss.backward();
+    runs = counted->count;
+  };
+  Rig unlimited(planned(DeviceBytes{kUnlimited}, &meter));
+  for (int i = 0; i < kUntilPlanned; ++i) {
+    step(unlimited.offloader());
+  }
+  const std::uint64_t all_kept = unlimited.offloader().plan_report().value().predicted.peak_bytes;
+  Rig rig(planned(DeviceBytes{all_kept - kEarlier * kMatrix}, &meter));
+  for (int i = 0; i < kUntilSettled; ++i) {
+    step(rig.offloader());
+  }
+  REQUIRE(rig.offloader().plan_report());
+  CHECK(rig.offloader().plan_report()->predicted.offloaded_bytes == kEarlier * kMatrix);
+  REQUIRE(runs == 1);
+  CHECK(ahead == kEarlier * kMatrix);
 }
 
 TEST_CASE_METHOD(NoLeak, "regions are run again as the budget needs it, within it, with plain autograd's gradients") {

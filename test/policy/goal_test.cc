@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "bench/random_step.h"
 #include "policy/budget.h"
 #include "policy/planner.h"
 #include "policy/predict.h"
@@ -16,42 +17,11 @@ namespace ebb {
 namespace {
 
 constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
-constexpr std::uint64_t kOtherBytes = 5;
+constexpr std::uint64_t kOtherBytes = RandomStep{}.other_bytes;
 
 constexpr Decision kKeep = Decision::kKeep;
 constexpr Decision kOffload = Decision::kOffload;
 constexpr Decision kRecompute = Decision::kRecompute;
-
-// `count` storages, some of which may be recomputed from earlier ones; backward needs them last to first.
-StepRecord random_step(std::mt19937_64& random, std::size_t count) {
-  const auto below = [&random](std::uint64_t bound) { return random() % bound; };
-  StepRecord record;
-  double now = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    now += static_cast<double>(1 + below(10));
-    StorageRecord storage{.bytes = 1 + below(20), .saved_ms = now};
-    if (below(2) == 0) {
-      storage.recompute = Recompute::kMemoryBound;
-      storage.recompute_ms = 0.5 * static_cast<double>(below(10));
-      for (std::uint32_t input = 0; input < i; ++input) {
-        if (below(3) == 0) {
-          storage.inputs.push_back(input);
-        }
-      }
-    }
-    record.storages.push_back(storage);
-  }
-  now += static_cast<double>(1 + below(20));
-  record.other = {{0, kOtherBytes}};
-  record.backward_ms = now;
-  for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
-    storage->needed_ms = now;
-    now += static_cast<double>(1 + below(20));
-    storage->released_ms = now;
-  }
-  record.end_ms = now;
-  return record;
-}
 
 std::uint64_t total_bytes(const StepRecord& record) {
   std::uint64_t total = 0;
@@ -97,7 +67,7 @@ std::uint64_t least_peak(const StepRecord& record, std::uint64_t host_bytes, dou
 TEST_CASE("a goal of bytes is a limit on device memory") {
   std::mt19937_64 random(1);
   for (int i = 0; i < 20; ++i) {
-    const StepRecord record = random_step(random, 8);
+    const StepRecord record = random_step(random, {.storages = 8});
     const std::uint64_t bytes = kOtherBytes + random() % total_bytes(record);
     const std::uint64_t host_bytes = random() % 2 == 0 ? kUnlimited : total_bytes(record) / 3;
     const Plan plan = make_plan(record, DeviceBytes{bytes}, host_bytes, kOneByteEachMs);
@@ -164,7 +134,7 @@ TEST_CASE("a slowdown is kept to, and takes about the least memory of all plans 
   int exact = 0;
   constexpr int kSteps = 40;
   for (int i = 0; i < kSteps; ++i) {
-    const StepRecord record = random_step(random, 2 + random() % 4);
+    const StepRecord record = random_step(random, {.storages = 2 + random() % 4});
     const double fraction = 0.05 * static_cast<double>(random() % 8);
     const std::uint64_t host_bytes = random() % 3 == 0 ? total_bytes(record) / 2 : kUnlimited;
     const Plan plan = make_plan(record, Slowdown{fraction}, host_bytes, kOneByteEachMs);
@@ -189,7 +159,7 @@ TEST_CASE("a slowdown is kept to, and takes about the least memory of all plans 
 TEST_CASE("the least memory is a budget that can be met") {
   std::mt19937_64 random(5);
   for (int i = 0; i < 100; ++i) {
-    const StepRecord record = random_step(random, 2 + random() % 10);
+    const StepRecord record = random_step(random, {.storages = 2 + random() % 10});
     const Plan least = make_plan(record, LeastMemory{}, kUnlimited, kOneByteEachMs);
     const Plan plan = make_plan(record, DeviceBytes{least.predicted.peak_bytes}, kUnlimited, kOneByteEachMs);
     CAPTURE(i);
@@ -218,7 +188,7 @@ TEST_CASE("a budget of the least memory can be met where no plan for that limit 
 TEST_CASE("the least memory is that of all plans, at any cost") {
   std::mt19937_64 random(3);
   for (int i = 0; i < 40; ++i) {
-    const StepRecord record = random_step(random, 2 + random() % 4);
+    const StepRecord record = random_step(random, {.storages = 2 + random() % 4});
     const std::uint64_t host_bytes = random() % 3 == 0 ? total_bytes(record) / 2 : kUnlimited;
     const Plan plan = make_plan(record, LeastMemory{}, host_bytes, kOneByteEachMs);
     CAPTURE(i, host_bytes);

@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "bench/random_step.h"
 #include "policy/predict.h"
 
 namespace ebb {
@@ -14,37 +15,8 @@ namespace {
 
 constexpr std::uint64_t kOtherBytes = 100;
 
-// A step of `count` storages: a forward pass in which each may be recomputed from earlier ones, and a backward pass
-// that needs them last to first.
-StepRecord random_step(std::mt19937_64& random, std::size_t count) {
-  const auto below = [&random](std::uint64_t bound) { return random() % bound; };
-  StepRecord record;
-  double now = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    now += static_cast<double>(1 + below(10));
-    StorageRecord storage{.bytes = 1 + below(20), .saved_ms = now};
-    if (below(2) == 0) {
-      storage.recompute = Recompute::kMemoryBound;
-      storage.recompute_ms = 0.5 * static_cast<double>(below(10));
-      for (std::uint32_t input = 0; input < i; ++input) {
-        if (below(3) == 0) {
-          storage.inputs.push_back(input);
-        }
-      }
-    }
-    record.storages.push_back(storage);
-  }
-  record.other = {{0, kOtherBytes}, {now, kOtherBytes + below(40)}};
-  now += static_cast<double>(1 + below(20));
-  record.backward_ms = now;
-  record.other.push_back({now, kOtherBytes});
-  for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
-    storage->needed_ms = now;
-    now += static_cast<double>(1 + below(20));
-    storage->released_ms = now;
-  }
-  record.end_ms = now;
-  return record;
+RandomStep step_of(std::size_t storages) {
+  return {.storages = storages, .other_bytes = kOtherBytes, .head_bytes = 40};
 }
 
 LinkRates slow_link() { return {.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0.1}; }
@@ -93,7 +65,7 @@ Best best_of_all(const StepRecord& record, const Limits& limits) {
 
 TEST_CASE("nothing is moved or recomputed where all fits") {
   std::mt19937_64 random(1);
-  const StepRecord record = random_step(random, 30);
+  const StepRecord record = random_step(random, step_of(30));
   const Plan plan = make_plan(record, {}, slow_link());
   CHECK(plan.fits);
   CHECK(std::ranges::count(plan.decisions, Decision::kKeep) == 30);
@@ -106,7 +78,7 @@ TEST_CASE("a plan is near the best of all, and fits wherever one can") {
   int exact = 0;
   double worst = 1;
   for (int i = 0; i < 300; ++i) {
-    const StepRecord record = random_step(random, 2 + random() % 6);
+    const StepRecord record = random_step(random, step_of(2 + random() % 6));
     std::uint64_t total = 0;
     for (const StorageRecord& storage : record.storages) {
       total += storage.bytes;
@@ -139,7 +111,7 @@ TEST_CASE("a region is kept or recomputed, whichever is nearer to the best of al
   int recomputed = 0;
   int kept = 0;
   for (int i = 0; i < 200; ++i) {
-    StepRecord record = random_step(random, 2 + random() % 6);
+    StepRecord record = random_step(random, step_of(2 + random() % 6));
     for (StorageRecord& storage : record.storages) {
       storage.movable = storage.recompute == Recompute::kNo;
     }
@@ -164,7 +136,7 @@ TEST_CASE("a region is kept or recomputed, whichever is nearer to the best of al
 
 TEST_CASE("a plan's prediction is that of its decisions") {
   std::mt19937_64 random(3);
-  const StepRecord record = random_step(random, 40);
+  const StepRecord record = random_step(random, step_of(40));
   const Limits limits{.device_bytes = kOtherBytes + 150};
   const Plan plan = make_plan(record, limits, slow_link());
   const Prediction again = Predictor(record, limits, slow_link()).predict(plan.decisions);
@@ -174,7 +146,7 @@ TEST_CASE("a plan's prediction is that of its decisions") {
 
 TEST_CASE("the same step gives the same plan") {
   std::mt19937_64 random(4);
-  const StepRecord record = random_step(random, 60);
+  const StepRecord record = random_step(random, step_of(60));
   const Limits limits{.device_bytes = kOtherBytes + 200};
   CHECK(make_plan(record, limits, slow_link()).decisions == make_plan(record, limits, slow_link()).decisions);
 }
@@ -182,7 +154,7 @@ TEST_CASE("the same step gives the same plan") {
 TEST_CASE("more memory makes a step no slower, but for what the search misses") {
   std::mt19937_64 random(5);
   for (int i = 0; i < 20; ++i) {
-    const StepRecord record = random_step(random, 12);
+    const StepRecord record = random_step(random, step_of(12));
     double before = -1;
     for (std::uint64_t bytes = kOtherBytes + 40; bytes < kOtherBytes + 240; bytes += 20) {
       const Plan plan = make_plan(record, {.device_bytes = bytes}, slow_link());

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+
+#include "policy/step_record.h"
+
+namespace ebb {
+
+struct RandomStep {
+  std::size_t storages;
+  std::uint64_t other_bytes = 5;  // of device memory
+  std::uint64_t head_bytes = 0;   // more than 0: up to so much more of it between the last save and backward
+};
+
+// Storages of 1 to 20 bytes, half of which can be recomputed from some of the seven before, and which backward needs in
+// reverse.
+[[nodiscard]] StepRecord random_step(std::mt19937_64& random, const RandomStep& step);
+
+}  // namespace ebb
