@@ -39,7 +39,7 @@ using torch::autograd::SavedVariable;
 enum class Kind : std::uint8_t {
   kPlain,           // no offloader
   kPlainParameter,  // no offloader, a leaf that requires gradients
-  kIdleHook,        // no offloader, but a hook that hands on the tensor: what any hook costs
+  kIdleHook,        // no offloader, but a hook that keeps what it gets: what any hook costs
   kParameter,       // such a leaf is passed through
   kSmall,           // kept by the policy
   kOffloaded,
@@ -52,7 +52,7 @@ enum class Part : std::uint8_t { kSave, kUnpack, kEnd };
 
 class IdleHook final : public torch::autograd::SavedVariableHooks {
  public:
-  void call_pack_hook(const at::Tensor& tensor) override { saved_ = tensor.tensor_data(); }
+  void call_pack_hook(const at::Tensor& tensor) override { saved_ = tensor; }
   at::Tensor call_unpack_hook() override { return saved_; }
 
  private:
