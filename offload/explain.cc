@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -120,12 +121,18 @@ struct GoalText {
 std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
   const Prediction& predicted = report.predicted;
   const std::optional<StepCost>& actual = report.actual;
+  const std::vector<Row> rows = rows_of(known);
+  std::size_t width = std::string_view("operation").size();
+  for (const Row& row : rows) {
+    width = std::max(width, row.operation.size());
+  }
   std::string out =
-      fmt::format("plan: {}; {} saved storages\n{:<38}{:>9}{:>12}  {:<10}{:<25}{}\n", std::visit(GoalText(), goal),
-                  known.signature.size(), "operation", "storages", "bytes", "decision", "why", "predicted cost");
-  for (const Row& row : rows_of(known)) {
-    out += fmt::format("{:<38}{:>9}{:>12}  {:<10}{:<25}{}\n", row.operation, row.storages, human_bytes(row.bytes),
-                       text(row.decision), text(row.why, row.decision), cost(row, report.rates));
+      fmt::format("plan: {}; {} saved storages\n{:<{}}{:>10}{:>12}  {:<10}{:<25}{}\n", std::visit(GoalText(), goal),
+                  known.signature.size(), "operation", width, "storages", "bytes", "decision", "why", "predicted cost");
+  for (const Row& row : rows) {
+    out +=
+        fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<25}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
+                    text(row.decision), text(row.why, row.decision), cost(row, report.rates));
   }
   const auto peak = [&](std::uint64_t bytes) { return bytes == 0 ? std::string("not known") : human_bytes(bytes); };
   out += fmt::format("peak: predicted {}{}, actual {}\n", human_bytes(predicted.peak_bytes),
