@@ -161,7 +161,10 @@ class Search {
       return std::get<0>(found) == 0;
     };
     const std::size_t least = at_least(decisions, std::get<0>(best));
-    if (fits(least) || least == most || !fits(most)) {
+    if (fits(least) || least == most) {
+      return best;
+    }
+    if (!fits(most) && grain_ > 1) {  // seldom do fewer fit where all do not: long steps have no time to look
       return best;
     }
     // Seldom are many more than the least needed.

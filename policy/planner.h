@@ -14,8 +14,9 @@ namespace ebb {
 // the early storages' copies. For a number of recomputed storages, the earliest saved of the others are offloaded until
 // the rest fits, in steps that double and then by bisection; the number of recomputed ones is found by looking ever
 // more closely around the best so far, both to a 128th of all storages. A number is passed over whose recomputation
-// alone takes longer than a plan that fits, or beside which nothing fits though all others are offloaded. Then single
-// decisions are changed, then two together, and so on, for as many tries as the size allows.
+// alone takes longer than a plan that fits, and in steps of more than 255 storages one beside which nothing fits with
+// all others offloaded. Then single decisions are changed, then two together, and so on, for as many tries as the size
+// allows.
 // test/policy/planner_test.cc compares with all possible plans of small steps. Steps of 10,000 storages take less than
 // 50 ms, whether 70 % or 30 % of their bytes may stay (one core of a virtual machine).
 //
