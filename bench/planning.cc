@@ -16,19 +16,11 @@ namespace {
 
 constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
 
-std::uint64_t saved_bytes(const StepRecord& record) {
-  std::uint64_t bytes = 0;
-  for (const StorageRecord& storage : record.storages) {
-    bytes += storage.bytes;
-  }
-  return bytes;
-}
-
 // Arguments: storages, and the percentage of their bytes that may stay.
 void plan(benchmark::State& state) {
   std::mt19937_64 random(7);
   const StepRecord record = random_step(random, {.storages = static_cast<std::size_t>(state.range(0))});
-  const Limits limits{.device_bytes = saved_bytes(record) * static_cast<std::uint64_t>(state.range(1)) / 100};
+  const Limits limits{.device_bytes = total_bytes(record) * static_cast<std::uint64_t>(state.range(1)) / 100};
   for (auto each : state) {
     benchmark::DoNotOptimize(make_plan(record, limits, kOneByteEachMs));
   }

@@ -39,4 +39,12 @@ StepRecord random_step(std::mt19937_64& random, const RandomStep& step) {
   return record;
 }
 
+std::uint64_t total_bytes(const StepRecord& record) {
+  std::uint64_t total = 0;
+  for (const StorageRecord& storage : record.storages) {
+    total += storage.bytes;
+  }
+  return total;
+}
+
 }  // namespace ebb

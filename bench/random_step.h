@@ -18,4 +18,7 @@ struct RandomStep {
 // reverse.
 [[nodiscard]] StepRecord random_step(std::mt19937_64& random, const RandomStep& step);
 
+// Of all its storages.
+[[nodiscard]] std::uint64_t total_bytes(const StepRecord& record);
+
 }  // namespace ebb

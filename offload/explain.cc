@@ -46,7 +46,7 @@ const char* text(Why why, Decision decision) {
     case Why::kAlive:
       return "something else keeps it";
     case Why::kRoom:
-      return "there is room";
+      return "moving it gains nothing";
     case Why::kNoRoom:
       return "there is no room";
     case Why::kOnlyWay:
@@ -134,7 +134,9 @@ std::string explain_plan(const Planned::Known& known, const Goal& goal, const Pl
         fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<25}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
                     text(row.decision), text(row.why, row.decision), cost(row, report.rates));
   }
-  const auto peak = [&](std::uint64_t bytes) { return bytes == 0 ? std::string("not known") : human_bytes(bytes); };
+  const auto peak = [&](std::uint64_t bytes) {
+    return bytes == 0 ? std::string("not known without Options::device_meter") : human_bytes(bytes);
+  };
   out += fmt::format("peak: predicted {}{}, actual {}\n", human_bytes(predicted.peak_bytes),
                      report.fits ? "" : " (over the budget)", actual ? peak(actual->peak_bytes) : "not known yet");
   out += fmt::format(

@@ -55,7 +55,7 @@ void check_budget(const Options& options) {
                                                       : nullptr;
   if (other != nullptr) {
     throw std::invalid_argument(std::string("ebb: Options::device_budget and Options::") + other +
-                                " are both set; with a budget, its plan decides that");
+                                " are both set: leave that to the budget's plan");
   }
 }
 

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace ebb {
 
 namespace {
-
-// Entries that are no addresses.
-constexpr std::uintptr_t kNeverUsed = 0;
-constexpr std::uintptr_t kForgotten = 1;
 
 std::uintptr_t address_of(const c10::StorageImpl* identity) { return reinterpret_cast<std::uintptr_t>(identity); }
 
@@ -27,16 +25,15 @@ void StorageSet::insert(const c10::Storage& storage) {
   const Identity identity = storage.unsafeGetStorageImpl();
   members_.emplace(identity, storage.getWeakStorageImpl());
   std::atomic<std::uintptr_t>& entry = entries_[entry_of(identity)];
-  if (entry.load(std::memory_order_relaxed) <= kForgotten) {
+  if (entry.load(std::memory_order_relaxed) == 0) {
     entry.store(address_of(identity), std::memory_order_relaxed);
   }
 }
 
-// Relaxed: whoever asks about a storage that was inserted on another thread has heard of that by other means.
 bool StorageSet::contains(const c10::Storage& storage) const {
   const Identity identity = storage.unsafeGetStorageImpl();
   const std::uintptr_t entry = entries_[entry_of(identity)].load(std::memory_order_relaxed);
-  if (entry == kNeverUsed) {
+  if (entry == 0) {
     return false;
   }
   if (entry == address_of(identity)) {
@@ -53,19 +50,23 @@ std::size_t StorageSet::entry_of(Identity identity) {
   return (address_of(identity) * kMultiplier) >> (64 - kBits);
 }
 
-// Out of the table before its address can be another's.
+// What asks of a member meanwhile sees that or another member in its entry, never 0.
 void StorageSet::forget_the_dead() {
-  std::erase_if(members_, [this](const auto& member) {
-    const auto& [identity, storage] = member;
-    if (!storage.expired()) {
-      return false;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> dead;  // their addresses are free when it ends
+  dead.reserve(members_.size());
+  std::vector<std::uintptr_t> entries(kEntries);
+  for (auto member = members_.begin(); member != members_.end();) {
+    if (member->second.expired()) {
+      dead.push_back(std::move(member->second));
+      member = members_.erase(member);
+    } else {
+      entries[entry_of(member->first)] = address_of(member->first);
+      ++member;
     }
-    std::atomic<std::uintptr_t>& entry = entries_[entry_of(identity)];
-    if (entry.load(std::memory_order_relaxed) == address_of(identity)) {
-      entry.store(kForgotten, std::memory_order_relaxed);
-    }
-    return true;
-  });
+  }
+  for (std::size_t i = 0; i < kEntries; ++i) {
+    entries_[i].store(entries[i], std::memory_order_relaxed);
+  }
   next_cleaning_ = std::max<std::size_t>(1024, 2 * members_.size());
 }
 

@@ -15,8 +15,12 @@ namespace ebb {
 // A set of storages that does not keep their bytes. Members are known by identity: the weak reference keeps the
 // StorageImpl's own address from being used again, so a later storage is never taken for an earlier one.
 //
-// Every save asks, so most answers come without the lock, from a direct-mapped table: of the members whose addresses
-// share an entry it has one. An entry that was never used says that there are none.
+// Note [Asking without the lock]
+// Every save asks, so most answers come from a direct-mapped table: of the members whose addresses share an entry it
+// has one, and 0 where there are none. Only an entry that has another member leads to the lock. Relaxed is enough: who
+// asks holds the storage, and has heard by other means that it was inserted on another thread; and before an address
+// can be another storage's its entry changes, then the weak reference ends, and only then is it freed and handed out
+// again.
 //
 // Threads: every member may be called from any thread.
 class StorageSet {
@@ -32,7 +36,7 @@ class StorageSet {
 
   void forget_the_dead();
 
-  std::array<std::atomic<std::uintptr_t>, kEntries> entries_{};  // addresses. Written under mutex_
+  std::array<std::atomic<std::uintptr_t>, kEntries> entries_{};  // LOCK: mutex_ to write
   mutable std::shared_mutex mutex_;
   std::unordered_map<Identity, c10::weak_intrusive_ptr<c10::StorageImpl>> members_;  // LOCK: mutex_
   std::size_t next_cleaning_ = 1024;                                                 // LOCK: mutex_

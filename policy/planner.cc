@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "policy/policy.h"
 #include "policy/predict.h"
 
 namespace ebb {
@@ -120,13 +121,17 @@ class Search {
     }
   }
 
-  // Offloads the first `count` that are not recomputed, as far as the host has room.
+  [[nodiscard]] bool may_offload(const std::vector<Decision>& decisions, Index i) const {
+    const StorageRecord& storage = record_.storages[i];
+    return decisions[i] == Decision::kKeep && storage.movable && storage.bytes > 0;
+  }
+
+  // Offloads the first `count` that may be, as far as the host has room.
   [[nodiscard]] std::vector<Decision> offloading(std::vector<Decision> decisions, std::size_t count) const {
     std::uint64_t on_host = 0;
     for (Index i = 0; i < decisions.size() && count > 0; ++i) {
       const std::uint64_t bytes = record_.storages[i].bytes;
-      if (decisions[i] == Decision::kKeep && record_.storages[i].movable && bytes > 0 &&
-          over(on_host + bytes, limits_.host_bytes) == 0) {
+      if (may_offload(decisions, i) && over(on_host + bytes, limits_.host_bytes) == 0) {
         decisions[i] = Decision::kOffload;
         on_host += bytes;
         --count;
@@ -135,7 +140,19 @@ class Search {
     return decisions;
   }
 
-  // The least offload that fits beside so much recomputation.
+  // How many of the first it takes to have so many bytes: one offloaded byte takes at most one off the peak.
+  [[nodiscard]] std::size_t at_least(const std::vector<Decision>& decisions, std::uint64_t bytes) const {
+    std::size_t count = 0;
+    for (Index i = 0; i < decisions.size() && bytes > 0; ++i) {
+      if (may_offload(decisions, i)) {
+        bytes -= std::min(bytes, record_.storages[i].bytes);
+        ++count;
+      }
+    }
+    return count;
+  }
+
+  // The best score found with so many recomputed: that of the least offload that fits, if any does.
   Score with_recomputed(std::size_t count) {
     const auto [found, is_new] = with_recomputed_.try_emplace(count);
     if (is_new) {
@@ -146,10 +163,6 @@ class Search {
 
   Score try_recomputing(std::size_t count) {
     const std::vector<Decision> decisions = recomputing(count);
-    std::size_t most = 0;
-    for (Index i = 0; i < decisions.size(); ++i) {
-      most += decisions[i] == Decision::kKeep && record_.storages[i].movable ? 1 : 0;
-    }
     Score best = try_plan(decisions);
     const bool too_slow = best_.fits && std::get<1>(best) > std::get<1>(*best_score_);  // copies take time besides
     if (std::get<0>(best) == 0 || too_slow) {
@@ -160,40 +173,16 @@ class Search {
       best = std::min(best, found);
       return std::get<0>(found) == 0;
     };
-    const std::size_t least = at_least(decisions, std::get<0>(best));
-    if (fits(least) || least == most) {
+    std::size_t too_few = at_least(decisions, std::get<0>(best));
+    std::size_t enough = at_least(decisions, kUnlimited);
+    if (fits(too_few) || too_few == enough || !fits(enough)) {
       return best;
-    }
-    if (!fits(most) && grain_ > 1) {  // seldom do fewer fit where all do not: long steps have no time to look
-      return best;
-    }
-    // Seldom are many more than the least needed.
-    std::size_t too_few = least;
-    std::size_t enough = most;
-    for (std::size_t step = grain_; too_few + step < enough; step *= 2) {
-      if (fits(too_few + step)) {
-        enough = too_few + step;
-        break;
-      }
-      too_few += step;
     }
     while (too_few + grain_ < enough) {
       const std::size_t middle = too_few + (enough - too_few) / 2;
       (fits(middle) ? enough : too_few) = middle;
     }
     return best;
-  }
-
-  // How many of the first it takes to have so many bytes: one offloaded byte takes at most one off the peak.
-  [[nodiscard]] std::size_t at_least(const std::vector<Decision>& decisions, std::uint64_t bytes) const {
-    std::size_t count = 0;
-    for (Index i = 0; i < decisions.size() && bytes > 0; ++i) {
-      if (decisions[i] == Decision::kKeep && record_.storages[i].movable) {
-        bytes -= std::min(bytes, record_.storages[i].bytes);
-        ++count;
-      }
-    }
-    return count;
   }
 
   void choose_how_many_to_recompute() {

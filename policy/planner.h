@@ -12,13 +12,12 @@ namespace ebb {
 // Note [How a plan is found]
 // What costs least per byte is recomputed first, the first needed first among equals: what hides best behind compute is
 // the early storages' copies. For a number of recomputed storages, the earliest saved of the others are offloaded until
-// the rest fits, in steps that double and then by bisection; the number of recomputed ones is found by looking ever
-// more closely around the best so far, both to a 128th of all storages. A number is passed over whose recomputation
-// alone takes longer than a plan that fits, and in steps of more than 255 storages one beside which nothing fits with
-// all others offloaded. Then single decisions are changed, then two together, and so on, for as many tries as the size
-// allows.
-// test/policy/planner_test.cc compares with all possible plans of small steps. Steps of 10,000 storages take less than
-// 50 ms, whether 70 % or 30 % of their bytes may stay (one core of a virtual machine).
+// the rest fits: that number is found by bisection, and the number of recomputed ones by looking ever more closely
+// around the best so far, both to a 128th of all storages. A number of recomputed ones is passed over if they alone
+// take longer than a plan that fits, and if offloading all others does not fit: then it is taken that fewer do not
+// either, which is nearly always so. Then single decisions are changed, then two together, and so on, for as many tries
+// as the size allows. test/policy/planner_test.cc compares with all possible plans of small steps; bench/planning.cc
+// times it.
 //
 // Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the
 // least memory over the limits, with `fits` false.

@@ -99,11 +99,10 @@ void add_result_flags(CLI::App& app, TrainOptions& o) {
 DeviceMemoryBudget parse_budget(const std::string& text) {
   char* end = nullptr;
   const double number = std::strtod(text.c_str(), &end);
-  const bool has_number = end != text.c_str();
-  if (has_number && *end != '\0') {
+  if (end != text.c_str() && *end != '\0') {
     return parse_bytes(text);
   }
-  if (!has_number || !(number > 0 && number <= 1)) {
+  if (!(number > 0 && number <= 1)) {
     throw std::invalid_argument("'" + text + "' is neither a share in (0, 1] nor a size with a unit, such as 24GiB");
   }
   return number;
@@ -128,6 +127,10 @@ void add_plan_flags(CLI::App& app, TrainOptions& o) {
   for (const char* const other : {"--stash", "--window", "--recompute", "--no-offload"}) {
     budget->excludes(app.get_option(other));
   }
+  app.add_flag("--budget-is-a-wish", o.ebb.device_budget_is_a_wish,
+               "Where the budget cannot be met, warn and take as little as can be")
+      ->needs(budget)
+      ->group(group);
   app.add_flag("--explain", o.explain, "Print the plan, and what it took, at the end")->needs(budget)->group(group);
 }
 

@@ -1,6 +1,9 @@
 #include "offload/storage_set.h"
 
+#include <atomic>
 #include <cstddef>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include <c10/core/CPUAllocator.h>
@@ -44,14 +47,44 @@ TEST_CASE("a storage set has what was inserted, and nothing else") {
 
 TEST_CASE("a storage set takes no later storage for one that it has forgotten") {
   StorageSet set;
-  for (int i = 0; i < 10; ++i) {  // the allocator hands out the same addresses again
+  std::set<const void*> before;
+  int used_again = 0;
+  for (int i = 0; i < 10; ++i) {
     const std::vector<c10::Storage> storages = new_storages(kMany);
     REQUIRE(members(set, storages) == 0);
     for (const c10::Storage& storage : storages) {
       set.insert(storage);
+      used_again += before.insert(storage.unsafeGetStorageImpl()).second ? 0 : 1;
     }
     REQUIRE(members(set, storages) == kMany);
   }
+#ifndef __SANITIZE_ADDRESS__  // which hands out no address again for long
+  CHECK(used_again > 0);
+#endif
+}
+
+TEST_CASE("threads that insert storages and ask about their own agree") {
+  StorageSet set;
+  std::atomic<int> wrong{0};
+  const auto come_and_go = [&] {
+    for (int i = 0; i < 20; ++i) {
+      const std::vector<c10::Storage> inserted = new_storages(1000);
+      const std::vector<c10::Storage> others = new_storages(1000);
+      for (const c10::Storage& storage : inserted) {
+        set.insert(storage);
+      }
+      wrong += members(set, inserted) == inserted.size() ? 0 : 1;
+      wrong += members(set, others) == 0 ? 0 : 1;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back(come_and_go);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(wrong == 0);
 }
 
 }  // namespace

@@ -23,14 +23,6 @@ constexpr Decision kKeep = Decision::kKeep;
 constexpr Decision kOffload = Decision::kOffload;
 constexpr Decision kRecompute = Decision::kRecompute;
 
-std::uint64_t total_bytes(const StepRecord& record) {
-  std::uint64_t total = 0;
-  for (const StorageRecord& storage : record.storages) {
-    total += storage.bytes;
-  }
-  return total;
-}
-
 std::vector<std::vector<Decision>> all_decisions(const StepRecord& record) {
   std::vector<std::vector<Decision>> all{{}};
   for (const StorageRecord& storage : record.storages) {

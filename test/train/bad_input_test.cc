@@ -72,6 +72,10 @@ TEST_CASE("flags with unusable values are usage errors that name the flag", "[tr
   check_usage_error(train("--steps none"), "--steps");
   check_usage_error(train("--compare --no-offload"), "--compare excludes --no-offload");
   check_usage_error(train("--colour red"), "--colour");
+  for (const char* const budget : {"half", "1.5", "0", "nan", "''"}) {
+    check_usage_error(train(std::string("--device-budget ") + budget), "is neither a share in (0, 1] nor a size");
+  }
+  check_usage_error(train("--device-budget 2XB"), "--device-budget: '2XB' has no known unit");
 }
 
 TEST_CASE("a spill folder that is not there is one error that names it", "[train]") {
