@@ -1,11 +1,35 @@
 #include "bench/command_line.h"
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 #include "bench/bytes.h"
 
 namespace ebb {
+
+namespace {
+
+CLI::Validator number(const char* what, const char* name, bool (*good)(double)) {
+  return CLI::Validator(
+      [what, good](const std::string& text) {
+        char* end = nullptr;
+        const double value = std::strtod(text.c_str(), &end);
+        const bool is_number = end != text.c_str() && *end == '\0';
+        return is_number && good(value) ? std::string() : "'" + text + "' is no number " + what;
+      },
+      name);
+}
+
+}  // namespace
+
+CLI::Validator positive() {
+  return number("above 0", "POSITIVE", [](double value) { return value > 0; });
+}
+
+CLI::Validator not_negative() {
+  return number("from 0 up", "NONNEGATIVE", [](double value) { return value >= 0; });
+}
 
 CLI::Validator size_text() {
   return CLI::Validator(

@@ -10,6 +10,10 @@ namespace ebb {
 // into CLI11's usage error.
 CLI::Validator size_text();
 
+// For a flag that takes a number. CLI11's own of these names print all that a double can be.
+CLI::Validator positive();
+CLI::Validator not_negative();
+
 // Reads the command line. The status to exit with where that is not to go on: after --help, or a usage error, which has
 // been printed.
 [[nodiscard]] std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);

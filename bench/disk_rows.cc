@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "bench/bytes.h"
+#include "bench/chunk_check_rate.h"
 #include "bench/disk_tier_rate.h"
 #include "bench/percentile.h"
 #include "bench/raw_disk.h"
@@ -30,9 +33,10 @@ constexpr std::size_t kBacklog = std::numeric_limits<std::size_t>::max();
 constexpr std::uint64_t kMemoryBytes = std::uint64_t{256} << 20;
 
 struct Method {
+  enum class Of : std::uint8_t { kDisk, kTier, kChecks };
   const char* name;
+  Of what;
   std::function<double(const DiskLoad&)> gb_per_s;
-  bool raw = true;
   std::vector<double> samples{};  // GB/s of the load that is being measured, one for each repetition
 };
 
@@ -66,7 +70,9 @@ void take_samples(const DiskLoad& load, int repetitions, std::vector<Method>& me
 }
 
 const std::vector<double>& fastest_raw(const std::vector<Method>& methods) {
-  const auto key = [](const Method& method) { return method.raw ? percentile(method.samples, 0.5) : 0; };
+  const auto key = [](const Method& method) {
+    return method.what == Method::Of::kDisk ? percentile(method.samples, 0.5) : 0;
+  };
   return std::max_element(methods.begin(), methods.end(),
                           [&](const Method& a, const Method& b) { return key(a) < key(b); })
       ->samples;
@@ -85,7 +91,7 @@ void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Meth
                        {"repetitions", plan.repetitions},
                        {"device", plan.device}};
     add_spread(row, "gb_per_s", method.samples);
-    if (!method.raw) {
+    if (method.what == Method::Of::kTier) {
       std::vector<double> ratios;
       for (std::size_t i = 0; i < limit.size(); ++i) {
         ratios.push_back(method.samples[i] / limit[i]);
@@ -96,18 +102,32 @@ void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Meth
   }
 }
 
-std::vector<Method> methods_for(unsigned in_flight, const RawDisk& raw, DiskTierRate& tier) {
+struct Measured {
+  const RawDisk& raw;
+  DiskTierRate& tier;
+  DiskTierRate* with_threads;  // null where `tier` has them
+  std::span<const std::byte> memory;
+};
+
+std::vector<Method> methods_for(unsigned in_flight, const Measured& m) {
+  using Of = Method::Of;
   std::vector<Method> methods;
-  if (!UringIo::refusal()) {
-    methods.push_back({"raw_io_uring", [&](const DiskLoad& load) { return raw.uring_gb_per_s(load); }});
+  if (m.with_threads != nullptr) {
+    methods.push_back({"raw_io_uring", Of::kDisk, [&](const DiskLoad& load) { return m.raw.uring_gb_per_s(load); }});
   }
-  methods.push_back({"raw_threads", [&](const DiskLoad& load) { return raw.threads_gb_per_s(load); }});
-  methods.push_back({"disk_tier", [&](const DiskLoad& load) { return tier.gb_per_s(load.kind, load.in_flight); },
-                     /*raw=*/false});
+  methods.push_back({"raw_threads", Of::kDisk, [&](const DiskLoad& load) { return m.raw.threads_gb_per_s(load); }});
+  methods.push_back(
+      {"disk_tier", Of::kTier, [&](const DiskLoad& load) { return m.tier.gb_per_s(load.kind, load.in_flight); }});
   if (in_flight == UringIo::kDepth) {
-    methods.push_back({"disk_tier_backlog", [&](const DiskLoad& load) { return tier.gb_per_s(load.kind, kBacklog); },
-                       /*raw=*/false});
+    methods.push_back(
+        {"disk_tier_backlog", Of::kTier, [&](const DiskLoad& load) { return m.tier.gb_per_s(load.kind, kBacklog); }});
   }
+  if (m.with_threads != nullptr) {
+    methods.push_back({"disk_tier_threads", Of::kTier,
+                       [&](const DiskLoad& load) { return m.with_threads->gb_per_s(load.kind, load.in_flight); }});
+  }
+  methods.push_back(
+      {"checks", Of::kChecks, [&](const DiskLoad& load) { return chunk_check_gb_per_s(load.kind, m.memory); }});
   return methods;
 }
 
@@ -125,12 +145,20 @@ void add_disk_rows(const DiskPlan& plan, ResultRows& rows) {
   const std::span<std::byte> memory(owner.get(), memory_bytes);
   fill_randomly(memory);
   const RawDisk raw(plan.folder, file_bytes, memory);
-  DiskTierRate tier(plan.folder, file_bytes, memory);
+  DiskTierRate tier(plan.folder, file_bytes, memory, IoEngine::kAuto);
+  std::optional<DiskTierRate> with_threads;
+  if (!UringIo::refusal()) {
+    with_threads.emplace(plan.folder, file_bytes, memory, IoEngine::kThreads);
+  }
+  const Measured measured{raw, tier, with_threads ? &*with_threads : nullptr, memory};
 
   for (const std::size_t block_bytes : kBlockSizes) {
     tier.lease_blocks_of(block_bytes);
+    if (with_threads) {
+      with_threads->lease_blocks_of(block_bytes);
+    }
     for (const unsigned in_flight : kInFlight) {
-      std::vector<Method> methods = methods_for(in_flight, raw, tier);
+      std::vector<Method> methods = methods_for(in_flight, measured);
       for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {  // what is read has been written in such blocks
         const DiskLoad load{kind, block_bytes, in_flight};
         take_samples(load, plan.repetitions, methods);

@@ -18,7 +18,8 @@ namespace ebb {
 class DiskTierRate {
  public:
   // `file_bytes` and `memory` as RawDisk's. Throws what DiskTier throws.
-  DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory);
+  DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
+               IoEngine engine);
 
   // Leases the whole file anew, in blocks of this size: a multiple of a page that `file_bytes` is a multiple of. They
   // must be written before they are read. Throws std::runtime_error where the disk has no room.

@@ -19,7 +19,7 @@ std::optional<int> parse_options(int argc, char** argv, FitsOptions& options) {
       ->capture_default_str();
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option("--device", options.device, "auto, cuda or cuda:N")->capture_default_str();
-  app.add_option("--steps", options.steps, "That must run in a row")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", options.steps, "That must run in a row")->check(positive())->capture_default_str();
   app.add_option("--margin", options.margin, "The share of a cap that a plan is not given")
       ->check(CLI::Range(0.0, kMostMargin))
       ->capture_default_str();

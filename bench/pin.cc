@@ -57,7 +57,7 @@ std::optional<int> parse_options(int argc, char** argv, PinOptions& options) {
                  "In pieces of; default: 64MiB 256MiB 1GiB. Of each size, 4 are also registered at once")
       ->transform(size_text());
   app.add_option("--repetitions", options.repetitions, "Of each measurement, after one that does not count")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
   if (const std::optional<int> status = parse_command_line(app, argc, argv)) {

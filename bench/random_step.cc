@@ -1,5 +1,7 @@
 #include "bench/random_step.h"
 
+#include <algorithm>
+
 namespace ebb {
 
 StepRecord random_step(std::mt19937_64& random, const RandomStep& step) {
@@ -19,6 +21,9 @@ StepRecord random_step(std::mt19937_64& random, const RandomStep& step) {
         }
       }
     }
+    if (step.still_in_use && below(3) == 0) {
+      storage.idle_ms = now + static_cast<double>(below(30));
+    }
     record.storages.push_back(storage);
   }
   record.other = {{0, step.other_bytes}};
@@ -32,6 +37,7 @@ StepRecord random_step(std::mt19937_64& random, const RandomStep& step) {
   }
   for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
     storage->needed_ms = now;
+    storage->idle_ms = std::min(storage->idle_ms, now);
     now += static_cast<double>(1 + below(20));
     storage->released_ms = now;
   }

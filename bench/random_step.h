@@ -12,6 +12,7 @@ struct RandomStep {
   std::size_t storages;
   std::uint64_t other_bytes = 5;  // of device memory
   std::uint64_t head_bytes = 0;   // more than 0: up to so much more of it between the last save and backward
+  bool still_in_use = false;      // a third of the storages, by the forward pass, for some time after their save
 };
 
 // Storages of 1 to 20 bytes, half of which can be recomputed from some of the seven before, and which backward needs in

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -218,6 +217,7 @@ int run(int argc, char** argv) {
   }
   const StepShape shape = chosen_shape(options);
   bool all_equal = true;
+  bool plans_alike = true;
   for (const std::string& dtype : options.dtypes) {
     const nlohmann::json compared = compare_elsewhere(options, dtype);
     StepWorkload workload(shape, kDtypes.at(dtype), device);
@@ -232,9 +232,9 @@ int run(int argc, char** argv) {
       result["device"] = device_name(device);
       const bool equal = compared.at(name).at("equal");
       if (result.value("fits", true) != compared.at(name).at("fits").get<bool>()) {
-        throw std::runtime_error(
-            "the gradients of \"" + name +
-            "\" were not compared under such a plan as was timed: only one of them meets the budget");
+        std::cerr << "step: error: the gradients of " << name
+                  << " were not compared under such a plan as was timed: only one of them meets the budget\n";
+        plans_alike = false;
       }
       result["gradients_equal"] = equal;
       result["overhead"] = result.at("ratio_of_medians").get<double>() - 1;
@@ -245,7 +245,7 @@ int run(int argc, char** argv) {
   if (!all_equal) {
     std::cerr << "step: error: gradients differ from plain autograd's\n";
   }
-  return all_equal ? 0 : 1;
+  return all_equal && plans_alike ? 0 : 1;
 }
 
 }  // namespace

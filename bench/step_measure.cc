@@ -191,7 +191,7 @@ std::vector<at::Tensor> expected_gradients(StepWorkload& workload) {
 
 bool gradients_equal(const std::vector<at::Tensor>& expected, StepWorkload& workload, StepMethod method) {
   const auto same = [](const at::Tensor& a, const at::Tensor& b) { return same_bits(a.to(b.device()), b); };
-  constexpr int kSteps = 5;
+  constexpr int kSteps = 10;
   for (int i = 0; i < kSteps; ++i) {
     const std::vector<at::Tensor> actual = workload.step(method);
     if (!std::equal(expected.begin(), expected.end(), actual.begin(), actual.end(), same)) {

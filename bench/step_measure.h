@@ -60,8 +60,9 @@ double gradient_norm(StepWorkload& workload, StepMethod method);
 // Plain autograd's, in host memory.
 std::vector<at::Tensor> expected_gradients(StepWorkload& workload);
 
-// Whether all gradients of five consecutive steps are those, bit for bit: the first learns the order of reads, the
-// others follow it and reuse blocks, and from the third on copies may start early, and a plan is followed.
+// Whether all gradients of ten consecutive steps are those, bit for bit: the first learns the order of reads, the
+// others follow it and reuse blocks, from the third on copies may start early, and a plan is followed, and the last
+// follow a plan that was corrected by what its first steps took.
 // Deterministic algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
 bool gradients_equal(const std::vector<at::Tensor>& expected, StepWorkload& workload, StepMethod method);
 

@@ -10,7 +10,7 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
   app.add_option("--shape", options.shape, "w1, small, tiny, long, mlp, stack, resnet, tiny-mlp or tiny-resnet")
       ->capture_default_str();
-  app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(CLI::PositiveNumber);
+  app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(positive());
   app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option(
          "--configs", options.configs,
@@ -18,12 +18,11 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
          "budget:SIZE, slowdown:FRACTION or least")
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(CLI::PositiveNumber);
-  app.add_option("--pairs", options.pairs, "Timed steps of each")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(positive());
+  app.add_option("--pairs", options.pairs, "Timed steps of each")->check(positive())->capture_default_str();
+  app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")->check(positive());
   app.add_option("--peaks", options.peaks, "Steps of which to find the largest peak of device memory")
-      ->check(CLI::PositiveNumber);
+      ->check(positive());
   app.add_option("--stash", options.stash_bytes, "Default: chosen")->transform(size_text());
   app.add_option("--window", options.window_bytes, "Default: chosen")->transform(size_text());
   auto* const out = app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "streams/ticket.h"
 
@@ -25,19 +24,19 @@ class RangeAllocator {
  public:
   struct Range {
     std::uint64_t address;
-    std::vector<Ticket> gates;
+    Tickets gates;
   };
 
   // Adds free bytes. They merge with a free neighbour that they touch.
   // Requires bytes > 0, and that [address, address + bytes) overlaps nothing that is free.
-  void add(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates);
+  void add(std::uint64_t address, std::size_t bytes, Tickets gates);
 
   // Exactly `bytes` from the start of the smallest free range that fits (the lowest address among equals).
   // Requires bytes > 0.
   [[nodiscard]] std::optional<Range> take(std::size_t bytes);
 
   // The tickets of all free bytes, each once.
-  [[nodiscard]] std::vector<Ticket> gates() const;
+  [[nodiscard]] Tickets gates() const;
 
   [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
   [[nodiscard]] std::size_t range_count() const { return ranges_.size(); }
@@ -46,14 +45,14 @@ class RangeAllocator {
   // A part of a free range that somebody may still be using.
   struct Gated {
     std::uint64_t end;
-    std::vector<Ticket> gates;
+    Tickets gates;
   };
   using Ranges = std::map<std::uint64_t, std::size_t>;  // address -> bytes
 
   void insert(std::uint64_t address, std::size_t bytes);
   void change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept;
   void erase(Ranges::iterator at);
-  [[nodiscard]] std::vector<Ticket> gates_of(std::uint64_t begin, std::uint64_t end) const;
+  [[nodiscard]] Tickets gates_of(std::uint64_t begin, std::uint64_t end) const;
   void drop_gates(std::uint64_t begin, std::uint64_t end) noexcept;
 
   Ranges ranges_;

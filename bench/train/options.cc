@@ -47,11 +47,11 @@ void add_model_flags(CLI::App& app, TrainOptions& o) {
 void add_training_flags(CLI::App& app, TrainOptions& o) {
   const std::string group = "Training";
   app.add_option("--steps", o.steps, "Length of the run; the learning rate's schedule spans it")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(group);
   app.add_option("--until", o.until, "Stop after this step of the run (default: --steps)")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(group);
   app.add_option("--batch", o.batch, "Sequences in a step")
       ->check(CLI::Range(std::int64_t{1}, kLargestSize))
@@ -62,15 +62,15 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--lr", o.learning_rate, "Highest learning rate of AdamW")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str()
       ->group(group);
   app.add_option("--weight-decay", o.weight_decay, "On matrices only")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str()
       ->group(group);
   app.add_option("--warmup", o.warmup, "Steps until the highest learning rate; then a cosine down to a tenth")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str()
       ->group(group);
   app.add_option("--seed", o.seed, "For weights, batches and sample")->capture_default_str()->group(group);
@@ -90,7 +90,7 @@ void add_result_flags(CLI::App& app, TrainOptions& o) {
   app.add_option("--save", o.save, "Write weights and optimizer state at the end")->type_name("FILE")->group(group);
   app.add_option("--resume", o.resume, "Continue from what --save wrote")->type_name("FILE")->group(group);
   app.add_option("--sample", o.sample, "Bytes of text to generate at the end")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str()
       ->group(group);
 }

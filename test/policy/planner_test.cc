@@ -73,12 +73,15 @@ TEST_CASE("nothing is moved or recomputed where all fits") {
 }
 
 TEST_CASE("a plan is near the best of all, and fits wherever one can") {
+  const bool still_in_use = GENERATE(false, true);
   std::mt19937_64 random(2);
   int plans = 0;
   int exact = 0;
   double worst = 1;
   for (int i = 0; i < 300; ++i) {
-    const StepRecord record = random_step(random, step_of(2 + random() % 6));
+    RandomStep step = step_of(2 + random() % 6);
+    step.still_in_use = still_in_use;
+    const StepRecord record = random_step(random, step);
     const std::uint64_t total = total_bytes(record);
     Limits limits{.device_bytes = kOtherBytes + random() % (total + 40)};
     if (random() % 3 == 0) {

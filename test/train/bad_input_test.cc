@@ -54,8 +54,8 @@ TEST_CASE("sizes that do not fit together are refused with both numbers", "[trai
 TEST_CASE("numbers that would overflow, or are none, are refused before anything is made of them", "[train]") {
   const TinyRun train;
   check_refused(train("--dim 4611686018427387904"), "dim must be at most 1048576, got 4611686018427387904");
-  check_refused(train("--lr nan"), "--lr and --weight-decay must be finite: nan and 0.100000");
-  check_refused(train("--weight-decay nan"), "--lr and --weight-decay must be finite: 0.001000 and nan");
+  check_refused(train("--lr inf"), "--lr and --weight-decay must be finite: inf and 0.100000");
+  check_refused(train("--weight-decay inf"), "--lr and --weight-decay must be finite: 0.001000 and inf");
   check_usage_error(train("--batch 4294967296"), "--batch: Value 4294967296 not in range 1 to 1073741824");
 }
 
@@ -69,7 +69,9 @@ TEST_CASE("flags with unusable values are usage errors that name the flag", "[tr
   const TinyRun train;
   check_usage_error(train("--dtype float16"), "--dtype: float16 not in {float32,bfloat16}");
   check_usage_error(train("--window 64MXB"), "--window: '64MXB' has no known unit");
-  check_usage_error(train("--steps none"), "--steps");
+  check_usage_error(train("--steps none"), "--steps: 'none' is no number above 0");
+  check_usage_error(train("--steps 0"), "--steps: '0' is no number above 0");
+  check_usage_error(train("--weight-decay nan"), "--weight-decay: 'nan' is no number from 0 up");
   check_usage_error(train("--compare --no-offload"), "--compare excludes --no-offload");
   check_usage_error(train("--colour red"), "--colour");
   for (const char* const budget : {"half", "1.5", "0", "nan", "''"}) {
