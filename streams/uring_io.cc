@@ -42,8 +42,8 @@ std::error_code UringIo::probe() {
 }
 
 UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(file.fd()), thread_() {
-  slots_.reserve(kDepth);  // the ring holds pointers to them
-  for (unsigned i = 0; i < kDepth; ++i) {
+  slots_.reserve(kDepth + 1);  // the ring holds pointers to them
+  for (unsigned i = 0; i < kDepth + 1; ++i) {
     slots_.emplace_back(file);
   }
   if (fails(FaultPoint::kThreadStart)) {
@@ -56,23 +56,23 @@ UringIo::~UringIo() { backlog_.close(); }
 
 void UringIo::work(const std::string& thread_name) noexcept {
   ::pthread_setname_np(::pthread_self(), thread_name.c_str());
-  for (start_chunks(); in_flight_ > 0; start_chunks()) {
-    reap();
+  for (start_chunks(kDepth); busy_ > 0; start_chunks(kDepth)) {
+    finish_one();
   }
 }
 
-// Starts what can be started. Blocks only while nothing is in flight: with chunks in flight it would keep their tickets
-// from being done, and the gate that it waits for may hang on one of them, through another queue. A request that comes
-// while a chunk is in flight is seen when that chunk is done, which spares a second way to wake the thread.
-void UringIo::start_chunks() {
-  while (in_flight_ < kDepth) {
+// Starts what can be started. Blocks only while no slot is busy: else it would keep their tickets from being done, and
+// the gate that it waits for may hang on one of them, through another queue. A request that comes while a chunk is in
+// flight is seen when that chunk is done, which spares a second way to wake the thread.
+void UringIo::start_chunks(unsigned most_busy) {
+  while (busy_ < most_busy) {
     if (current_ == nullptr) {
-      current_ = in_flight_ > 0 ? backlog_.try_pop() : backlog_.pop();
+      current_ = busy_ > 0 ? backlog_.try_pop() : backlog_.pop();
       if (current_ == nullptr) {
         return;
       }
     }
-    if (in_flight_ > 0 && !current_->gates_done()) {
+    if (busy_ > 0 && !current_->gates_done()) {
       return;
     }
     const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
@@ -91,7 +91,7 @@ void UringIo::start_chunks() {
 // Moves what the slot has left: by the ring, or where that refuses the submission, here and now.
 void UringIo::issue(IoSlot& slot) {
   if (submit(slot)) {
-    ++in_flight_;
+    ++busy_;
   } else {
     slot.finish_blocking();
   }
@@ -147,25 +147,28 @@ io_uring_cqe* UringIo::wait() {
   return cqe;
 }
 
-// Waits for one completion, then takes all that are there.
-void UringIo::reap() {
-  io_uring_cqe* cqe = wait();
-  do {
-    auto* const slot = static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
-    int moved = cqe->res;
-    ::io_uring_cqe_seen(ring_.get(), cqe);
-    if (slot == nullptr) {  // an entry that was refused and taken back
-      continue;
-    }
-    --in_flight_;
-    if (fails(slot->kind() == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-      moved = -EIO;
-    }
-    slot->advance(moved);
-    if (slot->busy()) {
-      issue(*slot);
-    }
-  } while (::io_uring_peek_cqe(ring_.get(), &cqe) == 0);
+// Waits for one completion. Before a chunk that was read is hashed, the disk gets the next one to read: chunks that
+// were started together arrive together, and the disk would idle while all of them are hashed. A write has nothing left
+// to do but to say so, and the next one is hashed before it starts.
+void UringIo::finish_one() {
+  io_uring_cqe* const cqe = wait();
+  auto* const slot = static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
+  int moved = cqe->res;
+  ::io_uring_cqe_seen(ring_.get(), cqe);
+  if (slot == nullptr) {  // an entry that was refused and taken back
+    return;
+  }
+  if (fails(slot->kind() == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+    moved = -EIO;
+  }
+  if (slot->kind() == IoKind::kRead) {
+    start_chunks(kDepth + 1);
+  }
+  --busy_;
+  slot->advance(moved);
+  if (slot->busy()) {
+    issue(*slot);
+  }
 }
 
 }  // namespace ebb

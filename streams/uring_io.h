@@ -45,18 +45,18 @@ class UringIo final : public IoQueue {
 
   static std::error_code probe();
   void work(const std::string& thread_name) noexcept;
-  void start_chunks();
+  void start_chunks(unsigned most_busy);
   void issue(IoSlot& slot);
   [[nodiscard]] bool submit(IoSlot& slot);
   [[nodiscard]] io_uring_cqe* wait();
-  void reap();
+  void finish_one();
 
   // Only the thread uses these.
   const int fd_;
   Ring ring_;
-  std::vector<IoSlot> slots_;
+  std::vector<IoSlot> slots_;       // one more than can be in flight: of the chunk that has just arrived
   std::shared_ptr<IoJob> current_;  // the job whose chunks are being handed out
-  unsigned in_flight_ = 0;
+  unsigned busy_ = 0;               // slots of chunks that are in flight, or have arrived and are not finished
 
   std::jthread thread_;  // the last member: joined before the others go
 };
