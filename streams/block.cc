@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-Block::Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, Tickets gates)
+Block::Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates)
     : pool_(std::move(pool)), address_(address), size_(size), gates_(std::move(gates)) {}
 
 Block::Block(Block&& other) noexcept
@@ -30,8 +30,9 @@ Block& Block::operator=(Block&& other) noexcept {
 Block::~Block() { give_back(); }
 
 void Block::gate(WaitPoint why, Ticket ticket) {
-  drop_done(gates_);  // or a graph that is used again and again would gather a ticket for each time
+  std::erase_if(gates_, is_done);  // or a graph that is used again and again would gather a ticket for each time
   if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
+    gates_.reserve(2);  // the copy out and the copy in, usually
     gates_.push_back(std::move(ticket));
   }
 }

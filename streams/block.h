@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "streams/ticket.h"
 #include "streams/wait_point.h"
@@ -17,7 +18,7 @@ class BlockPool;
 // Threads: one owner at a time; the pool behind it may be used from any thread.
 class Block {
  public:
-  Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, Tickets gates);
+  Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates);
   Block(Block&& other) noexcept;
   Block& operator=(Block&& other) noexcept;
   Block(const Block&) = delete;
@@ -30,7 +31,7 @@ class Block {
   [[nodiscard]] std::size_t size() const { return size_; }
 
   // Who still uses these bytes: whoever writes them next waits for all of these first (R3 in docs/design.md).
-  [[nodiscard]] const Tickets& gates() const { return gates_; }
+  [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
   // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets those that are.
   void gate(WaitPoint why, Ticket ticket);
@@ -41,7 +42,7 @@ class Block {
   std::shared_ptr<BlockPool> pool_;  // null when moved from
   std::uint64_t address_;
   std::size_t size_;
-  Tickets gates_;
+  std::vector<Ticket> gates_;
 };
 
 }  // namespace ebb

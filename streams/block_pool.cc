@@ -16,6 +16,11 @@ std::size_t round_down(std::uint64_t bytes) { return bytes / BlockPool::kAlignme
 
 std::size_t round_up(std::size_t bytes) { return round_down(bytes + (BlockPool::kAlignment - 1)); }
 
+void drop_done(std::vector<Ticket>& gates) {
+  gates.erase(std::remove_if(gates.begin(), gates.end(), [](const Ticket& gate) { return is_done(gate); }),
+              gates.end());
+}
+
 }  // namespace
 
 void Backing::discard(Range /*range*/) noexcept {}
@@ -75,7 +80,7 @@ PoolStats BlockPool::stats() const {
   return stats_;
 }
 
-void BlockPool::release(std::uint64_t address, std::size_t bytes, Tickets gates) noexcept {
+void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept {
   if (process_.forked()) {
     return;
   }

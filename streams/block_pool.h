@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "streams/block.h"
 #include "streams/process_mark.h"
@@ -67,7 +68,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
  private:
   friend class Block;
-  void release(std::uint64_t address, std::size_t bytes, Tickets gates) noexcept;
+  void release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept;
 
   std::optional<Block> try_lease(std::size_t bytes);
   std::optional<Backing::Range> grow(std::size_t rounded);

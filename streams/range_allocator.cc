@@ -7,7 +7,7 @@ namespace ebb {
 
 namespace {
 
-void join(Tickets& into, const Tickets& from) {
+void join(std::vector<Ticket>& into, const std::vector<Ticket>& from) {
   for (const Ticket& ticket : from) {
     if (ticket != nullptr && std::find(into.begin(), into.end(), ticket) == into.end()) {
       into.push_back(ticket);
@@ -17,7 +17,7 @@ void join(Tickets& into, const Tickets& from) {
 
 }  // namespace
 
-void RangeAllocator::add(std::uint64_t address, std::size_t bytes, Tickets gates) {
+void RangeAllocator::add(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) {
   if (!gates.empty()) {
     gated_.emplace(address, Gated{address + bytes, std::move(gates)});
   }
@@ -43,7 +43,7 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
     return std::nullopt;
   }
   const auto [whole, address] = *fit;
-  Tickets gates = gates_of(address, address + bytes);  // all that may throw comes before any change
+  std::vector<Ticket> gates = gates_of(address, address + bytes);  // all that may throw comes before any change
   const auto range = ranges_.find(address);
   if (whole > bytes) {
     change(range, address + bytes, whole - bytes);
@@ -54,8 +54,8 @@ std::optional<RangeAllocator::Range> RangeAllocator::take(std::size_t bytes) {
   return Range{address, std::move(gates)};
 }
 
-Tickets RangeAllocator::gates() const {
-  Tickets all;
+std::vector<Ticket> RangeAllocator::gates() const {
+  std::vector<Ticket> all;
   for (const auto& [address, gated] : gated_) {
     join(all, gated.gates);
   }
@@ -87,8 +87,8 @@ void RangeAllocator::erase(Ranges::iterator at) {
 }
 
 // Ranges are taken from their start, so no gated part begins before `begin` and reaches into the range.
-Tickets RangeAllocator::gates_of(std::uint64_t begin, std::uint64_t end) const {
-  Tickets gates;
+std::vector<Ticket> RangeAllocator::gates_of(std::uint64_t begin, std::uint64_t end) const {
+  std::vector<Ticket> gates;
   for (auto at = gated_.lower_bound(begin); at != gated_.end() && at->first < end; ++at) {
     join(gates, at->second.gates);
   }

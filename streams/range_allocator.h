@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "streams/ticket.h"
 
@@ -24,19 +25,19 @@ class RangeAllocator {
  public:
   struct Range {
     std::uint64_t address;
-    Tickets gates;
+    std::vector<Ticket> gates;
   };
 
   // Adds free bytes. They merge with a free neighbour that they touch.
   // Requires bytes > 0, and that [address, address + bytes) overlaps nothing that is free.
-  void add(std::uint64_t address, std::size_t bytes, Tickets gates);
+  void add(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates);
 
   // Exactly `bytes` from the start of the smallest free range that fits (the lowest address among equals).
   // Requires bytes > 0.
   [[nodiscard]] std::optional<Range> take(std::size_t bytes);
 
   // The tickets of all free bytes, each once.
-  [[nodiscard]] Tickets gates() const;
+  [[nodiscard]] std::vector<Ticket> gates() const;
 
   [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
   [[nodiscard]] std::size_t range_count() const { return ranges_.size(); }
@@ -45,14 +46,14 @@ class RangeAllocator {
   // A part of a free range that somebody may still be using.
   struct Gated {
     std::uint64_t end;
-    Tickets gates;
+    std::vector<Ticket> gates;
   };
   using Ranges = std::map<std::uint64_t, std::size_t>;  // address -> bytes
 
   void insert(std::uint64_t address, std::size_t bytes);
   void change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept;
   void erase(Ranges::iterator at);
-  [[nodiscard]] Tickets gates_of(std::uint64_t begin, std::uint64_t end) const;
+  [[nodiscard]] std::vector<Ticket> gates_of(std::uint64_t begin, std::uint64_t end) const;
   void drop_gates(std::uint64_t begin, std::uint64_t end) noexcept;
 
   Ranges ranges_;

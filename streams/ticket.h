@@ -1,9 +1,6 @@
 #pragma once
 
-#include <algorithm>
 #include <memory>
-
-#include <c10/util/SmallVector.h>
 
 namespace ebb {
 
@@ -26,14 +23,6 @@ class Completion {
 // Shared by everybody who has to wait. An empty ticket is a point that has always been reached.
 using Ticket = std::shared_ptr<const Completion>;
 
-// Usually the copy out's and the copy in's: no allocation for these.
-using Tickets = c10::SmallVector<Ticket, 2>;
-
 inline bool is_done(const Ticket& ticket) noexcept { return ticket == nullptr || ticket->done(); }
-
-// Those that are done are forgotten. May call the driver, as done() may.
-inline void drop_done(Tickets& tickets) noexcept {
-  tickets.erase(std::remove_if(tickets.begin(), tickets.end(), is_done), tickets.end());
-}
 
 }  // namespace ebb

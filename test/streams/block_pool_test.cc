@@ -161,11 +161,11 @@ TEST_CASE("a block's bytes go to the next one with the gates that are not done y
     block->gate(WaitPoint::kCaller, finished);
     block->gate(WaitPoint::kCaller, later);
     block->gate(WaitPoint::kCaller, pending);
-    CHECK(block->gates() == Tickets{pending, later});  // what is done is forgotten
+    CHECK(block->gates() == std::vector<Ticket>{pending, later});  // what is done is forgotten
   }
   CHECK(finished.use_count() == 1);
   later->finish();
-  CHECK(pool->try_acquire(kMiB / 2)->gates() == Tickets{pending});
+  CHECK(pool->try_acquire(kMiB / 2)->gates() == std::vector<Ticket>{pending});
   pending->finish();
   CHECK(pool->try_acquire(kMiB)->gates().empty());
 }

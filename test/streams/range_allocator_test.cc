@@ -18,6 +18,8 @@ class NeverDone final : public Completion {
 
 Ticket make_ticket() { return std::make_shared<NeverDone>(); }
 
+using Tickets = std::vector<Ticket>;
+
 std::set<Ticket> as_set(const Tickets& tickets) { return {tickets.begin(), tickets.end()}; }
 
 TEST_CASE("a take gets the smallest range that fits, and the lowest address among equals") {

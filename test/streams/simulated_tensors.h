@@ -13,6 +13,8 @@ namespace ebb {
 inline constexpr std::size_t kCount = 1500;  // floats in a tensor: more than a page, and not a whole number of them
 inline constexpr std::size_t kBytes = kCount * sizeof(float);
 
+using Tickets = std::vector<Ticket>;
+
 inline void fill(void* memory, float value) { std::fill_n(static_cast<float*>(memory), kCount, value); }
 
 inline bool holds(const void* memory, float value) {
