@@ -49,7 +49,7 @@ TEST_CASE("a planned fault hits the n-th call of its point once, or from then on
 
 // Takes a block out and back in, and checks what came back.
 void round_trip(Tier& tier) {
-  static const auto content = random_bytes(9 * kMiB + 5, 1);  // three chunks
+  static const auto content = random_bytes(9 * kMiB + 5, 1);  // ten chunks
   const auto block = tier.try_acquire(content.size());
   REQUIRE(block.has_value());
   const Ticket out = tier.copy_out(*block, content.data(), {WaitPoint::kCaller, block->gates()});
@@ -128,7 +128,7 @@ TEST_CASE("chunks that the ring refuses, at every submission and wait or at some
     return;
   }
   const FaultPoint point = GENERATE(FaultPoint::kUringSubmission, FaultPoint::kUringWait);
-  const std::uint64_t nth = GENERATE(1, 2, 3, 4);
+  const std::uint64_t nth = GENERATE(1, 2, 3, 4, 11, 19, 20);  // 10 writes come first, then 10 reads
   const Extent extent = GENERATE(Extent::kOnce, Extent::kFromThenOn);
   CAPTURE(static_cast<int>(point), nth, static_cast<int>(extent));
   DiskTier tier("/var/tmp", std::nullopt, IoEngine::kUring);
