@@ -6,23 +6,31 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "streams/aligned_memory.h"
 #include "streams/io_job.h"
+#include "streams/uring_io.h"
 
 namespace ebb {
 
-double chunk_check_gb_per_s(IoKind kind, std::span<const std::byte> memory) {
-  const AlignedMemory bounce = allocate_pages(IoJob::kChunkBytes);
-  std::memset(bounce.get(), 0, IoJob::kChunkBytes);  // the system provides its pages now
+double chunk_check_gb_per_s(const DiskLoad& load, std::span<const std::byte> memory) {
+  std::vector<AlignedMemory> buffers(std::min(load.in_flight, UringIo::kDepth));
+  for (AlignedMemory& buffer : buffers) {
+    buffer = allocate_pages(IoJob::kChunkBytes);
+    std::memset(buffer.get(), 0, IoJob::kChunkBytes);  // the system provides its pages now
+  }
+  const std::size_t chunk_bytes = std::min(load.block_bytes, IoJob::kChunkBytes);
   std::uint64_t sum = 0;
+  std::size_t count = 0;
   const auto start = std::chrono::steady_clock::now();
-  for (std::size_t at = 0; at < memory.size(); at += IoJob::kChunkBytes) {
-    const std::size_t bytes = std::min(IoJob::kChunkBytes, memory.size() - at);
+  for (std::size_t at = 0; at < memory.size(); at += chunk_bytes) {
+    const std::size_t bytes = std::min(chunk_bytes, memory.size() - at);
     const std::byte* chunk = memory.data() + at;
-    if (kind == IoKind::kWrite) {
-      std::memcpy(bounce.get(), chunk, bytes);
-      chunk = bounce.get();
+    if (load.kind == IoKind::kWrite) {
+      std::byte* const buffer = buffers[count++ % buffers.size()].get();
+      std::memcpy(buffer, chunk, bytes);
+      chunk = buffer;
     }
     sum += ::XXH3_64bits(chunk, bytes);
   }

@@ -1,5 +1,6 @@
 #include "bench/command_line.h"
 
+#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -15,7 +16,7 @@ CLI::Validator number(const char* what, const char* name, bool (*good)(double)) 
       [what, good](const std::string& text) {
         char* end = nullptr;
         const double value = std::strtod(text.c_str(), &end);
-        const bool is_number = end != text.c_str() && *end == '\0';
+        const bool is_number = end != text.c_str() && *end == '\0' && std::isfinite(value);
         return is_number && good(value) ? std::string() : "'" + text + "' is no number " + what;
       },
       name);

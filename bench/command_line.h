@@ -10,7 +10,8 @@ namespace ebb {
 // into CLI11's usage error.
 CLI::Validator size_text();
 
-// For a flag that takes a number. CLI11's own of these names print all that a double can be.
+// For a flag that takes a number: a usage error where it is none, not finite, or not in range. (CLI11 has such checks
+// too, whose errors name the largest double, with 309 digits, as the end of the range.)
 CLI::Validator positive();
 CLI::Validator not_negative();
 

@@ -79,7 +79,7 @@ const std::vector<double>& fastest_raw(const std::vector<Method>& methods) {
 }
 
 void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Method>& methods, ResultRows& rows) {
-  const std::vector<double>& limit = fastest_raw(methods);
+  const std::vector<double>& raw = fastest_raw(methods);
   for (const Method& method : methods) {
     nlohmann::json row{{"measure", "disk"},
                        {"method", method.name},
@@ -93,8 +93,8 @@ void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Meth
     add_spread(row, "gb_per_s", method.samples);
     if (method.what == Method::Of::kTier) {
       std::vector<double> ratios;
-      for (std::size_t i = 0; i < limit.size(); ++i) {
-        ratios.push_back(method.samples[i] / limit[i]);
+      for (std::size_t i = 0; i < raw.size(); ++i) {
+        ratios.push_back(method.samples[i] / raw[i]);
       }
       add_spread(row, "over_raw", ratios);
     }
@@ -105,14 +105,15 @@ void add_rows(const DiskPlan& plan, const DiskLoad& load, const std::vector<Meth
 struct Measured {
   const RawDisk& raw;
   DiskTierRate& tier;
-  DiskTierRate* with_threads;  // null where `tier` has them
+  DiskTierRate* with_threads;  // null where io_uring may not be used, so that `tier` has them
   std::span<const std::byte> memory;
 };
 
 std::vector<Method> methods_for(unsigned in_flight, const Measured& m) {
   using Of = Method::Of;
+  const bool has_uring = m.with_threads != nullptr;
   std::vector<Method> methods;
-  if (m.with_threads != nullptr) {
+  if (has_uring) {
     methods.push_back({"raw_io_uring", Of::kDisk, [&](const DiskLoad& load) { return m.raw.uring_gb_per_s(load); }});
   }
   methods.push_back({"raw_threads", Of::kDisk, [&](const DiskLoad& load) { return m.raw.threads_gb_per_s(load); }});
@@ -122,12 +123,12 @@ std::vector<Method> methods_for(unsigned in_flight, const Measured& m) {
     methods.push_back(
         {"disk_tier_backlog", Of::kTier, [&](const DiskLoad& load) { return m.tier.gb_per_s(load.kind, kBacklog); }});
   }
-  if (m.with_threads != nullptr) {
+  if (has_uring) {
     methods.push_back({"disk_tier_threads", Of::kTier,
                        [&](const DiskLoad& load) { return m.with_threads->gb_per_s(load.kind, load.in_flight); }});
   }
   methods.push_back(
-      {"checks", Of::kChecks, [&](const DiskLoad& load) { return chunk_check_gb_per_s(load.kind, m.memory); }});
+      {"checks", Of::kChecks, [&](const DiskLoad& load) { return chunk_check_gb_per_s(load, m.memory); }});
   return methods;
 }
 

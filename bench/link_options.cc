@@ -15,7 +15,7 @@ std::optional<int> parse_options(int argc, char** argv, LinkOptions& options) {
   app.add_option("--spill-folder", options.spill_folder, "On the disk to measure")
       ->type_name("FOLDER")
       ->capture_default_str();
-  app.add_option("--disk-bytes", options.disk_bytes, "Size of each of three files there; default: 2GiB")
+  app.add_option("--disk-bytes", options.disk_bytes, "Size of each of the two or three files there; default: 2GiB")
       ->transform(size_text());
   app.add_option("--repetitions", options.repetitions, "Of each measurement, after one that does not count")
       ->check(positive())

@@ -85,7 +85,7 @@ void Planning::check(const Plan& plan) {
       "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) +
       ", and a step takes at least " + human_bytes(plan.predicted.peak_bytes) +
       (meter_ ? " of device memory" : " for saved tensors (without Options::device_meter nothing else is counted)") +
-      ", even with all offloaded (within Options::capacity_bytes) or recomputed that can be";
+      ", even when all that can be is offloaded (within Options::capacity_bytes) or recomputed";
   TORCH_CHECK(unmet_ == Unmet::kWarn, "ebb: ", what,
               ". Raise the budget, or set Options::device_budget_is_a_wish to train as near to it as can be.");
   if (!std::exchange(warned_, true)) {

@@ -56,24 +56,37 @@ UringIo::~UringIo() { backlog_.close(); }
 
 void UringIo::work(const std::string& thread_name) noexcept {
   ::pthread_setname_np(::pthread_self(), thread_name.c_str());
-  for (start_chunks(kDepth); busy_ > 0; start_chunks(kDepth)) {
-    finish_one();
+  for (start_chunks(); busy_ > 0; start_chunks()) {
+    finish_arrived();
   }
 }
 
 // Starts what can be started. Blocks only while no slot is busy: else it would keep their tickets from being done, and
 // the gate that it waits for may hang on one of them, through another queue. A request that comes while a chunk is in
 // flight is seen when that chunk is done, which spares a second way to wake the thread.
-void UringIo::start_chunks(unsigned most_busy) {
-  while (busy_ < most_busy) {
+void UringIo::start_chunks() {
+  while (busy_ < kDepth) {
+    const unsigned before = busy_;
+    if (!start_one()) {
+      return;
+    }
+    if (busy_ == before && busy_ > 0) {  // it was moved here and now: what is in flight may have arrived meanwhile
+      return;
+    }
+  }
+}
+
+// False if nothing can be started now. Requires an idle slot.
+bool UringIo::start_one() {
+  while (true) {
     if (current_ == nullptr) {
       current_ = busy_ > 0 ? backlog_.try_pop() : backlog_.pop();
       if (current_ == nullptr) {
-        return;
+        return false;
       }
     }
     if (busy_ > 0 && !current_->gates_done()) {
-      return;
+      return false;
     }
     const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
     if (!chunk.has_value()) {
@@ -85,6 +98,7 @@ void UringIo::start_chunks(unsigned most_busy) {
     if (slot.busy()) {
       issue(slot);
     }
+    return true;
   }
 }
 
@@ -98,38 +112,34 @@ void UringIo::issue(IoSlot& slot) {
 }
 
 bool UringIo::submit(IoSlot& slot) {
-  io_uring_sqe* const sqe = ::io_uring_get_sqe(ring_.get());
-  if (sqe == nullptr) {  // full of entries that were refused
-    return false;
+  // An entry that was refused is still in the queue, alone, and is written anew: the kernel reads entries only while
+  // they are submitted.
+  if (entry_ == nullptr) {
+    entry_ = ::io_uring_get_sqe(ring_.get());
   }
   const auto bytes = static_cast<unsigned>(slot.bytes());
   if (slot.kind() == IoKind::kRead) {
-    ::io_uring_prep_read(sqe, fd_, slot.data(), bytes, slot.file_offset());
+    ::io_uring_prep_read(entry_, fd_, slot.data(), bytes, slot.file_offset());
   } else {
-    ::io_uring_prep_write(sqe, fd_, slot.data(), bytes, slot.file_offset());
+    ::io_uring_prep_write(entry_, fd_, slot.data(), bytes, slot.file_offset());
   }
-  ::io_uring_sqe_set_data(sqe, &slot);
+  ::io_uring_sqe_set_data(entry_, &slot);
   // By a thread of the kernel's, if it is long: many file systems would else do all of a direct write within the
   // submission, and this thread could not prepare the next one meanwhile. For a short one, waking that costs more.
   constexpr unsigned kLong = 256 << 10;
-  if (bytes >= kLong) {
-    ::io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
-  }
+  ::io_uring_sqe_set_flags(entry_, bytes >= kLong ? IOSQE_ASYNC : 0);
   int result = -EAGAIN;
   if (!fails(FaultPoint::kUringSubmission)) {
     do {
       result = ::io_uring_submit(ring_.get());
     } while (result == -EINTR);
   }
-  // Not `result`: what counts is whether the kernel took the entry, which is the last in the queue.
-  if (::io_uring_sq_ready(ring_.get()) == 0) {
-    return true;
+  // Not `result`: what counts is whether the kernel took the entry.
+  if (::io_uring_sq_ready(ring_.get()) > 0) {
+    return false;
   }
-  // The entry stays in the queue, and a later submission would start it, when nobody waits for it any more. The kernel
-  // reads entries only while they are submitted, so this one can still become one that does nothing.
-  ::io_uring_prep_nop(sqe);
-  ::io_uring_sqe_set_data(sqe, nullptr);
-  return false;
+  entry_ = nullptr;
+  return true;
 }
 
 // The next completion. Where the kernel refuses to wait, looks for it again and again: what is in flight still uses its
@@ -147,28 +157,32 @@ io_uring_cqe* UringIo::wait() {
   return cqe;
 }
 
-// Waits for one completion. Before a chunk that was read is hashed, the disk gets the next one to read: chunks that
-// were started together arrive together, and the disk would idle while all of them are hashed. A write has nothing left
-// to do but to say so, and the next one is hashed before it starts.
-void UringIo::finish_one() {
-  io_uring_cqe* const cqe = wait();
-  auto* const slot = static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
-  int moved = cqe->res;
-  ::io_uring_cqe_seen(ring_.get(), cqe);
-  if (slot == nullptr) {  // an entry that was refused and taken back
-    return;
-  }
-  if (fails(slot->kind() == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-    moved = -EIO;
-  }
-  if (slot->kind() == IoKind::kRead) {
-    start_chunks(kDepth + 1);
-  }
-  --busy_;
-  slot->advance(moved);
-  if (slot->busy()) {
-    issue(*slot);
-  }
+// Waits until a chunk has arrived, and finishes it with what else has. A write only has its ticket done, so all that
+// are there come before the copy and hash of another. A read is hashed, which takes long: before that the disk gets
+// another chunk, because chunks that were started together arrive together and it would idle while all of them are
+// hashed.
+void UringIo::finish_arrived() {
+  io_uring_cqe* cqe = wait();
+  do {
+    auto& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
+    int moved = cqe->res;
+    ::io_uring_cqe_seen(ring_.get(), cqe);
+    const bool is_read = slot.kind() == IoKind::kRead;
+    if (fails(is_read ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+      moved = -EIO;
+    }
+    if (is_read && busy_ <= kDepth) {
+      start_one();
+    }
+    --busy_;
+    slot.advance(moved);
+    if (slot.busy()) {
+      issue(slot);
+    }
+    if (is_read) {
+      return;
+    }
+  } while (::io_uring_peek_cqe(ring_.get(), &cqe) == 0);
 }
 
 }  // namespace ebb

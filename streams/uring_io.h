@@ -19,7 +19,8 @@ namespace ebb {
 // refuses is moved by pread or pwrite on that thread: slower, and as exact.
 class UringIo final : public IoQueue {
  public:
-  // Chunks in flight. With 8 the disk's rate is reached (bench/results/two_cores/disk.json).
+  // Chunks in flight; one more where a read was short after the next had been started. With 8 the disk's rate is
+  // reached (bench/results/two_cores/disk.json).
   static constexpr unsigned kDepth = 8;
 
   // Why this process may not use io_uring (an old kernel, a container that forbids it); no error (false) if it may.
@@ -45,16 +46,18 @@ class UringIo final : public IoQueue {
 
   static std::error_code probe();
   void work(const std::string& thread_name) noexcept;
-  void start_chunks(unsigned most_busy);
+  void start_chunks();
+  bool start_one();
   void issue(IoSlot& slot);
   [[nodiscard]] bool submit(IoSlot& slot);
   [[nodiscard]] io_uring_cqe* wait();
-  void finish_one();
+  void finish_arrived();
 
   // Only the thread uses these.
   const int fd_;
   Ring ring_;
-  std::vector<IoSlot> slots_;       // one more than can be in flight: of the chunk that has just arrived
+  io_uring_sqe* entry_ = nullptr;   // one that the kernel has refused, and that is still in its queue
+  std::vector<IoSlot> slots_;       // one more than kDepth: of a read that has arrived and is not yet hashed
   std::shared_ptr<IoJob> current_;  // the job whose chunks are being handed out
   unsigned busy_ = 0;               // slots of chunks that are in flight, or have arrived and are not finished
 

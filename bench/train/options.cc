@@ -1,6 +1,5 @@
 #include "bench/train/options.h"
 
-#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
@@ -170,11 +169,6 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
 
 void validate_together(const TrainOptions& o) {
   validate(o.model);
-  // CLI11 takes "nan" for a number, and no comparison with the ends of a range finds fault with it.
-  if (!std::isfinite(o.learning_rate) || !std::isfinite(o.weight_decay)) {
-    throw std::invalid_argument("--lr and --weight-decay must be finite: " + std::to_string(o.learning_rate) + " and " +
-                                std::to_string(o.weight_decay));
-  }
   if (o.until > o.steps) {
     throw std::invalid_argument("--until must be at most --steps: " + std::to_string(o.until) + " is over " +
                                 std::to_string(o.steps));

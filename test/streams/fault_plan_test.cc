@@ -139,7 +139,9 @@ TEST_CASE("chunks that the ring refuses, at every submission and wait or at some
     }
     CHECK(FaultPlan::failures(point) >= 1);
   }
+  const PlannedFault never(FaultPoint::kUringWait, 1'000'000, Extent::kOnce);
   round_trip(tier);
+  CHECK(FaultPlan::calls(FaultPoint::kUringWait) > 0);  // the ring is used again
 }
 
 }  // namespace

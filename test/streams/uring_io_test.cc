@@ -9,14 +9,20 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <catch2/catch.hpp>
 
 #include "streams/disk_tier.h"
+#include "streams/host_completion.h"
+#include "streams/spill_corrupted.h"
+#include "streams/spill_file.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {
@@ -64,6 +70,82 @@ TEST_CASE("where io_uring is forbidden threads stand in, and asking for it is an
     return;
   }
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+// A gate that is open from the second time it is asked on, or waited for. It notes whether another ticket was done
+// then.
+class Gate final : public Completion {
+ public:
+  explicit Gate(Ticket other) : other_(std::move(other)) {}
+  [[nodiscard]] bool done() const noexcept override {
+    if (++asked_ == 2) {
+      other_was_done_ = other_->done();
+    }
+    return asked_ >= 2;
+  }
+  void synchronize() const override {
+    if (asked_ < 2) {
+      other_was_done_ = other_->done();
+    }
+  }
+  [[nodiscard]] bool other_was_done() const { return other_was_done_; }
+
+ private:
+  const Ticket other_;
+  mutable std::atomic<int> asked_{0};
+  mutable std::atomic<bool> other_was_done_{false};
+};
+
+TEST_CASE("io_uring starts another read before it hashes one, and says that a write is done before it copies another") {
+  if (UringIo::refusal()) {
+    WARN("SKIPPED: this process may not use io_uring");
+    return;
+  }
+  const IoKind kind = GENERATE(IoKind::kWrite, IoKind::kRead);
+  CAPTURE(static_cast<int>(kind));
+  SpillFile file("/var/tmp");
+  REQUIRE(file.grow(2 * kMiB).has_value());
+  const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
+  auto content = random_bytes(2 * kMiB, 12);
+  const auto submit = [&](IoKind what, std::size_t offset, const Ticket& after) {
+    return queue->submit({what, offset, content.data() + offset, kMiB, {after}});
+  };
+  submit(IoKind::kWrite, 0, nullptr)->synchronize();
+  submit(IoKind::kWrite, kMiB, nullptr)->synchronize();
+
+  const auto both_submitted = std::make_shared<HostCompletion>();
+  const Ticket first = submit(kind, 0, both_submitted);
+  const auto gate = std::make_shared<Gate>(first);
+  const Ticket second = submit(kind, kMiB, gate);  // asked once while the first is in flight, and then to start
+  both_submitted->finish(nullptr);
+  first->synchronize();
+  second->synchronize();
+  CHECK(gate->other_was_done() == (kind == IoKind::kWrite));
+}
+
+TEST_CASE("a read that is short while as many are in flight as may be ends, and so do the others") {
+  if (UringIo::refusal()) {
+    WARN("SKIPPED: this process may not use io_uring");
+    return;
+  }
+  constexpr std::size_t kOthers = 20 * kMiB;
+  SpillFile file("/var/tmp");
+  REQUIRE(file.grow(kOthers + kMiB).has_value());
+  const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
+  auto content = random_bytes(kOthers, 13);
+  queue->submit({IoKind::kWrite, 0, content.data(), kOthers, {}})->synchronize();
+  queue->submit({IoKind::kWrite, kOthers, content.data(), kMiB, {}})->synchronize();
+  REQUIRE(::ftruncate(file.fd(), kOthers + kMiB / 2) == 0);
+
+  std::vector<std::byte> back(kOthers);
+  std::vector<std::byte> cut_off(kMiB);
+  const auto all_submitted = std::make_shared<HostCompletion>();
+  const Ticket is_short = queue->submit({IoKind::kRead, kOthers, cut_off.data(), kMiB, {all_submitted}});
+  const Ticket others = queue->submit({IoKind::kRead, 0, back.data(), kOthers, {}});
+  all_submitted->finish(nullptr);
+  CHECK_THROWS_AS(is_short->synchronize(), SpillCorrupted);
+  others->synchronize();
+  CHECK(back == content);
 }
 
 }  // namespace

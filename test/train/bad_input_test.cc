@@ -54,8 +54,8 @@ TEST_CASE("sizes that do not fit together are refused with both numbers", "[trai
 TEST_CASE("numbers that would overflow, or are none, are refused before anything is made of them", "[train]") {
   const TinyRun train;
   check_refused(train("--dim 4611686018427387904"), "dim must be at most 1048576, got 4611686018427387904");
-  check_refused(train("--lr inf"), "--lr and --weight-decay must be finite: inf and 0.100000");
-  check_refused(train("--weight-decay inf"), "--lr and --weight-decay must be finite: 0.001000 and inf");
+  check_usage_error(train("--lr inf"), "--lr: 'inf' is no number above 0");
+  check_usage_error(train("--weight-decay 1e999"), "--weight-decay: '1e999' is no number from 0 up");
   check_usage_error(train("--batch 4294967296"), "--batch: Value 4294967296 not in range 1 to 1073741824");
 }
 
@@ -78,6 +78,7 @@ TEST_CASE("flags with unusable values are usage errors that name the flag", "[tr
     check_usage_error(train(std::string("--device-budget ") + budget), "is neither a share in (0, 1] nor a size");
   }
   check_usage_error(train("--device-budget 2XB"), "--device-budget: '2XB' has no known unit");
+  check_usage_error(train("--budget-is-a-wish"), "--budget-is-a-wish requires --device-budget");
 }
 
 TEST_CASE("a spill folder that is not there is one error that names it", "[train]") {

@@ -120,6 +120,17 @@ TEST_CASE("a capacity that holds too little is reported and is not an error", "[
   CHECK(report["stats"]["pool"]["peak_bytes"].get<std::uint64_t>() <= (std::uint64_t{64} << 10));
 }
 
+TEST_CASE("a budget that cannot be met is an error that names the least, or a wish that is come near to", "[train]") {
+  const TinyRun train;
+  const auto refused = train("--device-budget 1KiB");
+  CHECK(refused.status == 1);
+  CHECK(refused.err.find("cannot be met: it is 1.0 KiB, and a step takes at least ") != std::string::npos);
+  const auto wished = train("--device-budget 1KiB --budget-is-a-wish --compare --explain");
+  CHECK(wished.status == 0);
+  CHECK(wished.out.find("Steps are as near to it as can be.") != std::string::npos);
+  CHECK(wished.out.find("(over the budget)") != std::string::npos);
+}
+
 TEST_CASE("the sample is as long as asked and the same for the same seed", "[train]") {
   const TinyRun train;
   const auto sample = [&] {
