@@ -119,7 +119,7 @@ std::vector<Method> methods_for(unsigned in_flight, const Measured& m) {
   methods.push_back({"raw_threads", Of::kDisk, [&](const DiskLoad& load) { return m.raw.threads_gb_per_s(load); }});
   methods.push_back(
       {"disk_tier", Of::kTier, [&](const DiskLoad& load) { return m.tier.gb_per_s(load.kind, load.in_flight); }});
-  if (in_flight == UringIo::kDepth) {
+  if (in_flight == kInFlight.back()) {
     methods.push_back(
         {"disk_tier_backlog", Of::kTier, [&](const DiskLoad& load) { return m.tier.gb_per_s(load.kind, kBacklog); }});
   }

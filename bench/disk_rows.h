@@ -28,7 +28,8 @@ void check(const DiskPlan& plan);
 //
 // Note [Raw and tier alike]
 // What was found to matter, and is the same for all:
-//  - the raw methods share a file in the folder, and each tier has one, made, preallocated and switched to direct I/O by
+//  - the raw methods share a file in the folder, and each tier has one, made, preallocated and switched to direct I/O
+//  by
 //    the same code;
 //  - every file is written from end to end before anything is timed: the first write to preallocated blocks also
 //    changes the file system's own notes of them, and a read of blocks that were never written asks no disk;

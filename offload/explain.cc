@@ -18,21 +18,25 @@
 namespace ebb {
 namespace {
 
-enum class Why : std::uint8_t { kAlive, kRoom, kNoRoom, kOnlyWay, kCheaper };
+enum class Why : std::uint8_t { kAlive, kNotNeeded, kNoUse, kNoRoom, kOnlyWay, kCheaper };
 
 struct Row {
   std::string operation;
   Decision decision = Decision::kKeep;
-  Why why = Why::kRoom;
+  Why why = Why::kAlive;
   std::size_t storages = 0;
   std::uint64_t bytes = 0;
   double recompute_ms = 0;
 };
 
-Why why(const StorageRecord& storage, Decision decision) {
+// `met`: a budget in bytes is, by what the plan does with the others.
+Why why(const StorageRecord& storage, Decision decision, bool met) {
   switch (decision) {
     case Decision::kKeep:
-      return storage.bytes == 0 ? Why::kAlive : Why::kRoom;
+      if (storage.bytes == 0) {
+        return Why::kAlive;
+      }
+      return met ? Why::kNotNeeded : Why::kNoUse;
     case Decision::kOffload:
       return storage.recompute == Recompute::kNo ? Why::kOnlyWay : Why::kCheaper;
     case Decision::kRecompute:
@@ -45,8 +49,10 @@ const char* text(Why why, Decision decision) {
   switch (why) {
     case Why::kAlive:
       return "something else keeps it";
-    case Why::kRoom:
-      return "moving it gains nothing";
+    case Why::kNotNeeded:
+      return "fits without moving it";
+    case Why::kNoUse:
+      return "no gain, time or host room";
     case Why::kNoRoom:
       return "there is no room";
     case Why::kOnlyWay:
@@ -70,13 +76,13 @@ const char* text(Decision decision) {
 }
 
 // Most bytes first.
-std::vector<Row> rows_of(const Planned::Known& known) {
+std::vector<Row> rows_of(const Planned::Known& known, bool met) {
   std::map<std::tuple<std::string, Decision, Why>, Row> found;
   for (std::size_t i = 0; i < known.signature.size(); ++i) {
     const StorageRecord& storage = known.record.storages[i];
     const Decision decision = known.plan->decisions[i];
     const std::string& name = known.signature[i].operation;
-    const Why reason = why(storage, decision);
+    const Why reason = why(storage, decision, met);
     Row& row = found[{name, decision, reason}];
     row.operation = name.empty() ? "(none)" : name;
     row.decision = decision;
@@ -121,17 +127,17 @@ struct GoalText {
 std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
   const Prediction& predicted = report.predicted;
   const std::optional<StepCost>& actual = report.actual;
-  const std::vector<Row> rows = rows_of(known);
+  const std::vector<Row> rows = rows_of(known, report.fits && std::holds_alternative<DeviceBytes>(goal));
   std::size_t width = std::string_view("operation").size();
   for (const Row& row : rows) {
     width = std::max(width, row.operation.size());
   }
   std::string out =
-      fmt::format("plan: {}; {} saved storages\n{:<{}}{:>10}{:>12}  {:<10}{:<25}{}\n", std::visit(GoalText(), goal),
+      fmt::format("plan: {}; {} saved storages\n{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", std::visit(GoalText(), goal),
                   known.signature.size(), "operation", width, "storages", "bytes", "decision", "why", "predicted cost");
   for (const Row& row : rows) {
     out +=
-        fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<25}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
+        fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
                     text(row.decision), text(row.why, row.decision), cost(row, report.rates));
   }
   const auto peak = [&](std::uint64_t bytes) {

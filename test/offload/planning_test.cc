@@ -249,19 +249,6 @@ TEST_CASE_METHOD(NoLeak, "a plan counts what host memory there is") {
   CHECK(rig.stats().kept_for(Kept::kNoRoom).tensors == refused);
 }
 
-TEST_CASE_METHOD(NoLeak, "a plan is explained by operation") {
-  MeteredDevice device;
-  Rig rig(planned(DeviceBytes{between(device, 0.5)}, &device));
-  CHECK_THAT(rig.offloader().explain(), Contains("no plan yet") && Contains("at least 16.0 KiB"));
-  for (int step = 0; step < kUntilSettled; ++step) {
-    train_step(&rig.offloader());
-  }
-  const std::string text = rig.offloader().explain();
-  CHECK_THAT(text, Contains("SiluBackward0") && Contains("MmBackward0") && Contains("at most"));
-  CHECK_THAT(text, Contains("offload") || Contains("recompute"));
-  CHECK_THAT(text, Contains("peak: predicted") && !Contains("not known"));
-}
-
 TEST_CASE_METHOD(NoLeak, "without a budget there is no plan") {
   Rig rig(late());
   train_step(&rig.offloader());

@@ -63,27 +63,35 @@ TEST_CASE("a storage set takes no later storage for one that it has forgotten") 
 #endif
 }
 
-TEST_CASE("threads that insert storages and ask about their own agree") {
+TEST_CASE("a thread that asks while others have the set cleaned gets the same answers all the time") {
   StorageSet set;
-  std::atomic<int> wrong{0};
+  const std::vector<c10::Storage> stay = new_storages(1000);
+  const std::vector<c10::Storage> others = new_storages(1000);
+  for (const c10::Storage& storage : stay) {
+    set.insert(storage);
+  }
+  std::atomic<int> inserting{2};
   const auto come_and_go = [&] {
-    for (int i = 0; i < 20; ++i) {
-      const std::vector<c10::Storage> inserted = new_storages(1000);
-      const std::vector<c10::Storage> others = new_storages(1000);
-      for (const c10::Storage& storage : inserted) {
+    for (int i = 0; i < 200; ++i) {  // the set is cleaned whenever it has doubled
+      for (const c10::Storage& storage : new_storages(1000)) {
         set.insert(storage);
       }
-      wrong += members(set, inserted) == inserted.size() ? 0 : 1;
-      wrong += members(set, others) == 0 ? 0 : 1;
     }
+    --inserting;
   };
   std::vector<std::thread> threads;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = inserting; i > 0; --i) {
     threads.emplace_back(come_and_go);
+  }
+  int asked = 0;
+  int wrong = 0;
+  for (; inserting > 0; ++asked) {
+    wrong += members(set, stay) == stay.size() && members(set, others) == 0 ? 0 : 1;
   }
   for (std::thread& thread : threads) {
     thread.join();
   }
+  CHECK(asked > 0);
   CHECK(wrong == 0);
 }
 

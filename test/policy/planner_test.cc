@@ -1,36 +1,18 @@
 #include "policy/planner.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
 
 #include <catch2/catch.hpp>
 
-#include "bench/random_step.h"
 #include "policy/predict.h"
+#include "test/policy/random_steps.h"
 
 namespace ebb {
 namespace {
-
-constexpr std::uint64_t kOtherBytes = 100;
-
-RandomStep step_of(std::size_t storages) {
-  return {.storages = storages, .other_bytes = kOtherBytes, .head_bytes = 40};
-}
-
-LinkRates slow_link() { return {.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0.1}; }
-
-bool fits(const Prediction& prediction, const Limits& limits) {
-  return prediction.peak_bytes <= limits.device_bytes && prediction.offloaded_bytes <= limits.host_bytes;
-}
-
-// The best of all plans that fit; none if none does.
-struct Best {
-  bool fits = false;
-  double step_ms = 0;
-  std::uint64_t least_peak = kUnlimited;  // of all plans that the host has room for
-};
 
 Best best_of_all(const StepRecord& record, const Limits& limits) {
   const Predictor predictor(record, limits, slow_link());
@@ -104,39 +86,6 @@ TEST_CASE("a plan is near the best of all, and fits wherever one can") {
   CAPTURE(plans, exact, worst);
   CHECK(plans > 100);
   CHECK(exact * 10 > plans * 9);
-}
-
-// Too long for single changes to repair what the search for the two numbers misses.
-TEST_CASE("a long step fits where a part of it may stay, in little more time") {
-  constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
-  std::mt19937_64 random(7);
-  const StepRecord record = random_step(random, {.storages = 1000});
-  const auto plan_for = [&](std::uint64_t percent) {
-    return make_plan(record, {.device_bytes = total_bytes(record) * percent / 100}, kOneByteEachMs);
-  };
-  const Plan most_stays = plan_for(70);
-  CHECK(most_stays.fits);
-  CHECK(most_stays.predicted.step_ms == record.end_ms);
-  const Plan little_stays = plan_for(30);
-  CHECK(little_stays.fits);
-  CHECK(little_stays.predicted.step_ms < 1.1 * record.end_ms);
-}
-
-TEST_CASE("what takes no bytes does not count as offloaded") {
-  constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
-  std::mt19937_64 random(7);
-  StepRecord record = random_step(random, {.storages = 1000});
-  for (std::size_t i = 0; i < record.storages.size(); ++i) {
-    record.storages[i].recompute = Recompute::kNo;
-    record.storages[i].inputs.clear();
-    if (i % 3 != 0) {
-      record.storages[i].bytes = 0;  // something else keeps it alive
-    }
-  }
-  const std::uint64_t all = total_bytes(record) + RandomStep{}.other_bytes;
-  const Plan plan = make_plan(record, {.device_bytes = all * 8 / 10}, kOneByteEachMs);
-  CHECK(plan.fits);
-  CHECK(plan.predicted.offloaded_bytes <= all * 2 / 10 + 20);  // and what is left of the last one
 }
 
 TEST_CASE("a region is kept or recomputed, whichever is nearer to the best of all, and never moved") {

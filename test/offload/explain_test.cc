@@ -1,0 +1,75 @@
+#include "offload/explain.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "test/offload/planning_rig.h"
+
+namespace ebb {
+namespace {
+
+using Catch::Contains;
+
+// What becomes of four storages of 1 MiB: one that something else keeps alive, one that stays, one that moves and one
+// that is recomputed.
+std::string explanation(const Goal& goal, bool fits) {
+  constexpr std::uint64_t kBytes = 1 << 20;
+  const StorageRecord record{.bytes = kBytes};
+  StorageRecord alive = record;
+  alive.bytes = 0;
+  StorageRecord with_recipe = record;
+  with_recipe.recompute = Recompute::kMemoryBound;
+  Plan plan;
+  plan.decisions = {Decision::kKeep, Decision::kKeep, Decision::kOffload, Decision::kRecompute};
+  Planned::Known known;
+  known.signature = {{kBytes, "Alive"}, {kBytes, "Stays"}, {kBytes, "Moves"}, {kBytes, "Again"}};
+  known.record.storages = {alive, record, record, with_recipe};
+  known.plan = std::make_shared<const Plan>(std::move(plan));
+  PlanReport report;
+  report.fits = fits;
+  return explain_plan(known, goal, report);
+}
+
+std::string line_of(const std::string& text, const std::string& operation) {
+  const auto at = text.find("\n" + operation + " ");
+  REQUIRE(at != std::string::npos);
+  return text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+}
+
+TEST_CASE("a plan's table says why each storage stays, moves or is recomputed") {
+  const std::string text = explanation(DeviceBytes{1}, true);
+  CHECK_THAT(line_of(text, "Alive"), Contains("keep") && Contains("something else keeps it"));
+  CHECK_THAT(line_of(text, "Stays"), Contains("keep") && Contains("fits without moving it"));
+  CHECK_THAT(line_of(text, "Moves"), Contains("offload") && Contains("no way to recompute it"));
+  CHECK_THAT(line_of(text, "Again"), Contains("recompute") && Contains("less than copying"));
+  CHECK_THAT(text, !Contains("over the budget"));
+}
+
+TEST_CASE("where there is no budget to meet, or it is not met, what stays does so for want of something") {
+  const std::string unmet = explanation(DeviceBytes{1}, false);
+  CHECK_THAT(line_of(unmet, "Stays"), Contains("no gain, time or host room"));
+  CHECK_THAT(unmet, Contains("over the budget"));
+  CHECK_THAT(line_of(explanation(Slowdown{0.1}, true), "Stays"), Contains("no gain, time or host room"));
+  CHECK_THAT(line_of(explanation(LeastMemory{}, true), "Stays"), Contains("no gain, time or host room"));
+}
+
+TEST_CASE_METHOD(NoLeak, "a plan is explained by operation") {
+  MeteredDevice device;
+  Rig rig(planned(DeviceBytes{between(device, 0.5)}, &device));
+  CHECK_THAT(rig.offloader().explain(), Contains("no plan yet") && Contains("at least 16.0 KiB"));
+  for (int step = 0; step < kUntilSettled; ++step) {
+    train_step(&rig.offloader());
+  }
+  const std::string text = rig.offloader().explain();
+  CHECK_THAT(text, Contains("SiluBackward0") && Contains("MmBackward0") && Contains("at most"));
+  CHECK_THAT(text, Contains("offload") || Contains("recompute"));
+  CHECK_THAT(text, Contains("peak: predicted") && !Contains("not known"));
+}
+
+}  // namespace
+}  // namespace ebb

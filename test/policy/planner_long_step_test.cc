@@ -1,0 +1,117 @@
+// Steps of which not all plans can be tried.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "policy/planner.h"
+#include "policy/predict.h"
+#include "test/policy/random_steps.h"
+
+namespace ebb {
+namespace {
+
+// Whether any number of the cheapest recomputed, and of the earliest saved others offloaded, fits; and the fastest
+// such.
+Best best_of_all_counts(const StepRecord& record, const Limits& limits) {
+  std::vector<std::pair<double, std::size_t>> cheapest;
+  for (std::size_t i = 0; i < record.storages.size(); ++i) {
+    const StorageRecord& storage = record.storages[i];
+    if (storage.recompute != Recompute::kNo) {
+      cheapest.emplace_back(storage.recompute_ms / static_cast<double>(storage.bytes), i);
+    }
+  }
+  std::ranges::sort(cheapest);
+  const Predictor predictor(record, limits, slow_link());
+  Best best;
+  const auto look_at = [&](const std::vector<Decision>& decisions) {
+    const Prediction found = predictor.predict(decisions);
+    if (fits(found, limits) && (!best.fits || found.step_ms < best.step_ms)) {
+      best.fits = true;
+      best.step_ms = found.step_ms;
+    }
+  };
+  for (std::size_t recomputed = 0; recomputed <= cheapest.size(); ++recomputed) {
+    std::vector<Decision> decisions(record.storages.size(), Decision::kKeep);
+    for (std::size_t k = 0; k < recomputed; ++k) {
+      decisions[cheapest[k].second] = Decision::kRecompute;
+    }
+    look_at(decisions);
+    std::uint64_t on_host = 0;
+    for (std::size_t i = 0; i < decisions.size(); ++i) {
+      const std::uint64_t bytes = record.storages[i].bytes;
+      if (decisions[i] == Decision::kKeep && on_host + bytes <= limits.host_bytes) {
+        decisions[i] = Decision::kOffload;
+        on_host += bytes;
+        look_at(decisions);
+      }
+    }
+  }
+  return best;
+}
+
+TEST_CASE("near the least memory, with little room on the host, a plan fits wherever two numbers alone would") {
+  std::mt19937_64 random(1);
+  int fitting = 0;
+  for (int i = 0; i < 40; ++i) {
+    RandomStep step = step_of(50 + random() % 50);
+    step.still_in_use = true;
+    const StepRecord record = random_step(random, step);
+    Limits limits;
+    if (random() % 2 == 0) {
+      limits.host_bytes = total_bytes(record) * (random() % 100) / 100;
+    }
+    const Plan least = make_plan(record, LeastMemory{}, limits.host_bytes, slow_link());
+    limits.device_bytes = least.predicted.peak_bytes * (100 + 5 * (random() % 5)) / 100;
+    const Best best = best_of_all_counts(record, limits);
+    if (best.fits) {
+      const Plan plan = make_plan(record, limits, slow_link());
+      CAPTURE(i, record.storages.size(), limits.device_bytes, limits.host_bytes);
+      CHECK(plan.fits);
+      CHECK(plan.predicted.step_ms < 1.02 * best.step_ms);
+      ++fitting;
+    }
+  }
+  CHECK(fitting >= 10);
+}
+
+// Too long for single changes to repair what the search for the two numbers misses.
+TEST_CASE("a long step fits where a part of it may stay, in little more time") {
+  constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+  std::mt19937_64 random(7);
+  const StepRecord record = random_step(random, {.storages = 1000});
+  const auto plan_for = [&](std::uint64_t percent) {
+    return make_plan(record, {.device_bytes = total_bytes(record) * percent / 100}, kOneByteEachMs);
+  };
+  const Plan most_stays = plan_for(70);
+  CHECK(most_stays.fits);
+  CHECK(most_stays.predicted.step_ms == record.end_ms);
+  const Plan little_stays = plan_for(30);
+  CHECK(little_stays.fits);
+  CHECK(little_stays.predicted.step_ms < 1.1 * record.end_ms);
+}
+
+TEST_CASE("what takes no bytes does not count as offloaded") {
+  constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+  std::mt19937_64 random(7);
+  StepRecord record = random_step(random, {.storages = 1000});
+  for (std::size_t i = 0; i < record.storages.size(); ++i) {
+    record.storages[i].recompute = Recompute::kNo;
+    record.storages[i].inputs.clear();
+    if (i % 3 != 0) {
+      record.storages[i].bytes = 0;  // something else keeps it alive
+    }
+  }
+  const std::uint64_t all = total_bytes(record) + RandomStep{}.other_bytes;
+  const Plan plan = make_plan(record, {.device_bytes = all * 8 / 10}, kOneByteEachMs);
+  CHECK(plan.fits);
+  CHECK(plan.predicted.offloaded_bytes <= all * 2 / 10 + 20);  // and what is left of the last one
+}
+
+}  // namespace
+}  // namespace ebb
