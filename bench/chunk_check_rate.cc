@@ -15,7 +15,8 @@
 namespace ebb {
 
 double chunk_check_gb_per_s(const DiskLoad& load, std::span<const std::byte> memory) {
-  std::vector<AlignedMemory> buffers(std::min(load.in_flight, UringIo::kDepth));
+  const std::size_t chunks_a_block = (load.block_bytes + IoJob::kChunkBytes - 1) / IoJob::kChunkBytes;
+  std::vector<AlignedMemory> buffers(std::min<std::size_t>(load.in_flight * chunks_a_block, UringIo::kDepth));
   for (AlignedMemory& buffer : buffers) {
     buffer = allocate_pages(IoJob::kChunkBytes);
     std::memset(buffer.get(), 0, IoJob::kChunkBytes);  // the system provides its pages now

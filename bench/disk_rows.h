@@ -29,16 +29,15 @@ void check(const DiskPlan& plan);
 // Note [Raw and tier alike]
 // What was found to matter, and is the same for all:
 //  - the raw methods share a file in the folder, and each tier has one, made, preallocated and switched to direct I/O
-//  by
-//    the same code;
+//    by the same code;
 //  - every file is written from end to end before anything is timed: the first write to preallocated blocks also
 //    changes the file system's own notes of them, and a read of blocks that were never written asks no disk;
 //  - all methods use the same memory, which is larger than a processor's caches, and is full of random bytes: zeros may
 //    be nothing to a disk;
 //  - in each repetition all methods have their turn, and another one is first each time;
 //  - so many blocks in flight are so many tickets open. A lane of the tier learns of a new block only when an earlier
-//    one is done, copies and hashes what it writes before it is in flight, and cuts blocks into chunks of 1 MiB, of
-//    which it has 8 in flight itself (with threads: 4). So where the raw disk has 8 in flight there is
+//    one is done, copies and hashes what it writes before it is in flight, and cuts blocks into chunks of 512 KiB,
+//    of which it has 16 in flight itself (with threads: 8). So where the raw disk has 8 in flight there is
 //    "disk_tier_backlog" too: all blocks are queued at once, as a forward pass does, and the tier alone bounds what is
 //    in flight.
 // Nothing waits for the disk's own cache, if it has one: what is spilled need not survive a power cut. And what caches

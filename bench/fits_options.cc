@@ -21,9 +21,11 @@ std::optional<int> parse_options(int argc, char** argv, FitsOptions& options) {
   app.add_option("--device", options.device, "auto, cuda or cuda:N")->capture_default_str();
   app.add_option("--steps", options.steps, "That must run in a row")->check(positive())->capture_default_str();
   app.add_option("--margin", options.margin, "The share of a cap that a plan is not given")
+      ->check(not_negative())
       ->check(CLI::Range(0.0, kMostMargin))
       ->capture_default_str();
   app.add_option("--resolution", options.resolution, "Search until the largest size is known within this share of it")
+      ->check(not_negative())
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--host", options.host_bytes, "Most host memory for offloading; default: 0.7 of what is left")

@@ -29,7 +29,7 @@ def line(row, saved_bytes):
         f"{100 * row['overhead']:+.1f} %",
         f"{row['predicted_ms']:.1f} ms",
         f"{(saved_bytes - moved - recomputed) / GB:.1f}, {moved / GB:.1f}, {recomputed / GB:.1f}",
-        "equal" if row["gradients_equal"] else "DIFFERENT",
+        {True: "equal", False: "DIFFERENT", None: "not compared"}[row["gradients_equal"]],
     )
     return "| " + " | ".join(cells) + " |"
 

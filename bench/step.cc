@@ -232,12 +232,13 @@ int run(int argc, char** argv) {
       result["layers"] = layers(shape);
       result["device"] = device_name(device);
       const bool equal = compared.at(name).at("equal");
+      result["gradients_equal"] = equal;
       if (result.value("fits", nlohmann::json()) != compared.at(name).at("fits")) {
         std::cerr << "step: error: the gradients of " << name
                   << " were not compared under such a plan as was timed: one meets the budget, the other does not\n";
         plans_alike = false;
+        result["gradients_equal"] = nullptr;
       }
-      result["gradients_equal"] = equal;
       result["overhead"] = result.at("ratio_of_medians").get<double>() - 1;
       all_equal = all_equal && equal;
       rows.add(std::move(result));

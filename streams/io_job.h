@@ -27,10 +27,10 @@ struct IoChunk {
 // Threads: finish_chunk from any thread; the other members by one thread at a time.
 class IoJob {
  public:
-  // Small enough to stay in a core's cache while the I/O thread copies and hashes it: with 4 MiB, writes reached 0.83
-  // of the rate without ebb instead of 0.91 to 1.01 (two cores, ext4, copies of 4 MiB, 8 in flight). Disks ask for no
-  // more.
-  static constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
+  // Small enough to stay in a core's cache while the I/O thread copies and hashes it, and so small that a request of 1
+  // MiB is hashed and moved at the same time: alone it was read and written at 0.82 and 0.77 of the rate without ebb,
+  // and at 0.63 and 0.41 in one piece (bench/results/h200/disk_chunks_512KiB.json and disk_chunks_1MiB.json).
+  static constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
   explicit IoJob(IoRequest request);
 

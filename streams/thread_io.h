@@ -20,7 +20,7 @@ class ThreadIo final : public IoQueue {
   ~ThreadIo() override;
 
  private:
-  static constexpr int kThreads = 4;
+  static constexpr int kThreads = 8;
 
   void work(const SpillFile& file, const std::string& thread_name) noexcept;
   bool start_next(IoSlot& slot);

@@ -157,10 +157,9 @@ io_uring_cqe* UringIo::wait() {
   return cqe;
 }
 
-// Waits until a chunk has arrived, and finishes it with what else has. A write only has its ticket done, so all that
-// are there come before the copy and hash of another. A read is hashed, which takes long: before that the disk gets
-// another chunk, because chunks that were started together arrive together and it would idle while all of them are
-// hashed.
+// Waits until a chunk has arrived. Finishes all writes that have, or one read. A write only has its ticket done, so all
+// that are there come before the copy and hash of another. A read is hashed, which takes long: before that the disk
+// gets another chunk, because chunks that were started together arrive together and it would idle while all are hashed.
 void UringIo::finish_arrived() {
   io_uring_cqe* cqe = wait();
   do {

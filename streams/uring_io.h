@@ -19,9 +19,9 @@ namespace ebb {
 // refuses is moved by pread or pwrite on that thread: slower, and as exact.
 class UringIo final : public IoQueue {
  public:
-  // Chunks in flight; one more where a read was short after the next had been started. With 8 the disk's rate is
-  // reached (bench/results/two_cores/disk.json).
-  static constexpr unsigned kDepth = 8;
+  // Chunks in flight; one more where a read was short after the next had been started. Enough for the disk's rate
+  // (bench/results/h200/disk.json).
+  static constexpr unsigned kDepth = 16;
 
   // Why this process may not use io_uring (an old kernel, a container that forbids it); no error (false) if it may.
   // Tried once, at the first call.

@@ -41,7 +41,7 @@ def run_step(options: Options, dtype: str, configs: Sequence[str]) -> dict[str, 
             flags["--layers"] = options.layers
         words = (word for flag in flags.items() for word in flag)
         command = [options.step.absolute(), "--configs", *configs, *words]
-        # Its exit status says no more than its results: it is 1 where gradients differ.
+        # Its exit status says no more than its results: it is 1 where gradients differ or could not be compared.
         status = subprocess.run([str(word) for word in command], stdout=subprocess.DEVNULL, check=False).returncode
         text = out.read_text() if out.exists() else ""
     if not text:

@@ -13,6 +13,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .results import verdict
+
 GB = 1e9
 EBB_COLOR = "#1f5f8b"
 OTHER_COLOR = "#9a9a9a"
@@ -38,7 +40,7 @@ def plan_rows(results):
             size = f"{row['budget_bytes'] / GB:.1f} GB"
             yield row | {
                 "config": f"{PLANNED}{size}",
-                "gradients": "equal" if row["gradients_equal"] else "DIFFERENT",
+                "gradients": verdict(row["gradients_equal"]),
             }
 
 

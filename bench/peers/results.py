@@ -48,8 +48,9 @@ def relative_difference(norm: float, reference: float | None) -> float | None:
     return None if reference is None else abs(norm / reference - 1)
 
 
-def verdict(equal: bool) -> str:
-    return "equal" if equal else "DIFFERENT"
+def verdict(equal: bool | None) -> str:
+    """None: the gradients that were compared are not of such steps as were timed."""
+    return {True: "equal", False: "DIFFERENT", None: "not compared"}[equal]
 
 
 def show(form: str, *values: float | None) -> str:

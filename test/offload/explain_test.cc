@@ -15,8 +15,8 @@ namespace {
 
 using Catch::Contains;
 
-// What becomes of four storages of 1 MiB: one that something else keeps alive, one that stays, one that moves and one
-// that is recomputed.
+// What becomes of storages of 1 MiB: one that something else keeps alive, one that stays, two that move, of which one
+// could be recomputed, one that is recomputed, and a region, which cannot move.
 std::string explanation(const Goal& goal, bool fits) {
   constexpr std::uint64_t kBytes = 1 << 20;
   const StorageRecord record{.bytes = kBytes};
@@ -24,11 +24,15 @@ std::string explanation(const Goal& goal, bool fits) {
   alive.bytes = 0;
   StorageRecord with_recipe = record;
   with_recipe.recompute = Recompute::kMemoryBound;
+  StorageRecord region = with_recipe;
+  region.movable = false;
   Plan plan;
-  plan.decisions = {Decision::kKeep, Decision::kKeep, Decision::kOffload, Decision::kRecompute};
+  plan.decisions = {Decision::kKeep,    Decision::kKeep,      Decision::kOffload,
+                    Decision::kOffload, Decision::kRecompute, Decision::kRecompute};
   Planned::Known known;
-  known.signature = {{kBytes, "Alive"}, {kBytes, "Stays"}, {kBytes, "Moves"}, {kBytes, "Again"}};
-  known.record.storages = {alive, record, record, with_recipe};
+  known.signature = {{kBytes, "Alive"}, {kBytes, "Stays"}, {kBytes, "Moves"},
+                     {kBytes, "Dear"},  {kBytes, "Again"}, {kBytes, "Region"}};
+  known.record.storages = {alive, record, record, with_recipe, with_recipe, region};
   known.plan = std::make_shared<const Plan>(std::move(plan));
   PlanReport report;
   report.fits = fits;
@@ -46,6 +50,8 @@ TEST_CASE("a plan's table says why each storage stays, moves or is recomputed") 
   CHECK_THAT(line_of(text, "Alive"), Contains("keep") && Contains("something else keeps it"));
   CHECK_THAT(line_of(text, "Stays"), Contains("keep") && Contains("fits without moving it"));
   CHECK_THAT(line_of(text, "Moves"), Contains("offload") && Contains("no way to recompute it"));
+  CHECK_THAT(line_of(text, "Dear"), Contains("offload") && Contains("less than recomputing"));
+  CHECK_THAT(line_of(text, "Region"), Contains("recompute") && Contains("there is no room"));
   CHECK_THAT(line_of(text, "Again"), Contains("recompute") && Contains("less than copying"));
   CHECK_THAT(text, !Contains("over the budget"));
 }

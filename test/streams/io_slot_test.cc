@@ -80,8 +80,8 @@ TEST_CASE("direct I/O goes on at a page, and a file that ends within one is an e
 //   write starts | the source is changed, as autograd allows | the bytes reach the file | read: what was there at first
 TEST_CASE("a source that changes while it is written is no corruption, and the file has it as it was") {
   SpillFile file("/var/tmp");
-  REQUIRE(file.grow(kMiB).has_value());
-  const std::size_t bytes = GENERATE(std::size_t{1}, kPageBytes - 1, 3 * kPageBytes, kMiB);
+  REQUIRE(file.grow(IoJob::kChunkBytes).has_value());
+  const std::size_t bytes = GENERATE(std::size_t{1}, kPageBytes - 1, 3 * kPageBytes, IoJob::kChunkBytes);
   const AlignedMemory source = allocate_pages(bytes);
   const auto content = random_bytes(bytes, 8);
   std::memcpy(source.get(), content.data(), bytes);

@@ -28,6 +28,8 @@
 namespace ebb {
 namespace {
 
+constexpr std::size_t kChunk = IoJob::kChunkBytes;
+
 // Run by the test below, in a process that may not use io_uring.
 TEST_CASE("hidden: where io_uring is forbidden threads stand in, and asking for it is an error", "[.][no_uring]") {
   CHECK(UringIo::refusal() == std::errc::operation_not_permitted);
@@ -104,19 +106,19 @@ TEST_CASE("io_uring starts another read before it hashes one, and says that a wr
   const IoKind kind = GENERATE(IoKind::kWrite, IoKind::kRead);
   CAPTURE(static_cast<int>(kind));
   SpillFile file("/var/tmp");
-  REQUIRE(file.grow(2 * kMiB).has_value());
+  REQUIRE(file.grow(2 * kChunk).has_value());
   const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
-  auto content = random_bytes(2 * kMiB, 12);
+  auto content = random_bytes(2 * kChunk, 12);
   const auto submit = [&](IoKind what, std::size_t offset, const Ticket& after) {
-    return queue->submit({what, offset, content.data() + offset, kMiB, {after}});
+    return queue->submit({what, offset, content.data() + offset, kChunk, {after}});
   };
   submit(IoKind::kWrite, 0, nullptr)->synchronize();
-  submit(IoKind::kWrite, kMiB, nullptr)->synchronize();
+  submit(IoKind::kWrite, kChunk, nullptr)->synchronize();
 
   const auto both_submitted = std::make_shared<HostCompletion>();
   const Ticket first = submit(kind, 0, both_submitted);
   const auto gate = std::make_shared<Gate>(first);
-  const Ticket second = submit(kind, kMiB, gate);  // asked once while the first is in flight, and then to start
+  const Ticket second = submit(kind, kChunk, gate);  // asked once while the first is in flight, and then to start
   both_submitted->finish(nullptr);
   first->synchronize();
   second->synchronize();
@@ -128,19 +130,19 @@ TEST_CASE("a read that is short while as many are in flight as may be ends, and 
     WARN("SKIPPED: this process may not use io_uring");
     return;
   }
-  constexpr std::size_t kOthers = 20 * kMiB;
+  constexpr std::size_t kOthers = 2 * UringIo::kDepth * kChunk;
   SpillFile file("/var/tmp");
-  REQUIRE(file.grow(kOthers + kMiB).has_value());
+  REQUIRE(file.grow(kOthers + kChunk).has_value());
   const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
   auto content = random_bytes(kOthers, 13);
   queue->submit({IoKind::kWrite, 0, content.data(), kOthers, {}})->synchronize();
-  queue->submit({IoKind::kWrite, kOthers, content.data(), kMiB, {}})->synchronize();
-  REQUIRE(::ftruncate(file.fd(), kOthers + kMiB / 2) == 0);
+  queue->submit({IoKind::kWrite, kOthers, content.data(), kChunk, {}})->synchronize();
+  REQUIRE(::ftruncate(file.fd(), kOthers + kChunk / 2) == 0);
 
   std::vector<std::byte> back(kOthers);
-  std::vector<std::byte> cut_off(kMiB);
+  std::vector<std::byte> cut_off(kChunk);
   const auto all_submitted = std::make_shared<HostCompletion>();
-  const Ticket is_short = queue->submit({IoKind::kRead, kOthers, cut_off.data(), kMiB, {all_submitted}});
+  const Ticket is_short = queue->submit({IoKind::kRead, kOthers, cut_off.data(), kChunk, {all_submitted}});
   const Ticket others = queue->submit({IoKind::kRead, 0, back.data(), kOthers, {}});
   all_submitted->finish(nullptr);
   CHECK_THROWS_AS(is_short->synchronize(), SpillCorrupted);
