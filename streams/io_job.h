@@ -28,8 +28,8 @@ struct IoChunk {
 class IoJob {
  public:
   // Small enough to stay in a core's cache while the I/O thread copies and hashes it, and so small that a request of 1
-  // MiB is hashed and moved at the same time: alone it was read and written at 0.82 and 0.77 of the rate without ebb,
-  // and at 0.63 and 0.41 in one piece (bench/results/h200/disk_chunks_512KiB.json and disk_chunks_1MiB.json).
+  // MiB is hashed and moved at the same time: alone it was read at 0.76 to 0.82 and written at 0.57 to 0.77 of the rate
+  // without ebb, and at 0.63 to 0.75 and 0.41 to 0.48 in one piece (bench/results/h200/disk_chunks_*.json).
   static constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
   explicit IoJob(IoRequest request);
