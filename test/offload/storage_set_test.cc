@@ -65,8 +65,7 @@ TEST_CASE("a storage set takes no later storage for one that it has forgotten") 
 
 TEST_CASE("a thread that asks while others have the set cleaned gets the same answers all the time") {
   StorageSet set;
-  const std::vector<c10::Storage> stay = new_storages(1000);
-  const std::vector<c10::Storage> others = new_storages(1000);
+  const std::vector<c10::Storage> stay = new_storages(16);
   for (const c10::Storage& storage : stay) {
     set.insert(storage);
   }
@@ -83,9 +82,11 @@ TEST_CASE("a thread that asks while others have the set cleaned gets the same an
   for (int i = inserting; i > 0; --i) {
     threads.emplace_back(come_and_go);
   }
+  std::size_t asked = 0;
   int wrong = 0;
-  do {
-    wrong += members(set, stay) == stay.size() && members(set, others) == 0 ? 0 : 1;
+  do {  // about one for long: it is answered without the lock, which a cleaning holds, unless it shares its entry
+    constexpr std::size_t kLong = 10'000;
+    wrong += set.contains(stay[asked++ / kLong % stay.size()]) ? 0 : 1;
   } while (inserting > 0);
   for (std::thread& thread : threads) {
     thread.join();
