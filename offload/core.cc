@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "offload/counted_storage.h"
 #include "offload/early_fetch.h"
 #include "offload/engine.h"
 #include "offload/log.h"
@@ -44,49 +45,41 @@ Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> t
       stash_(*tier_) {}
 
 std::shared_ptr<Tape> Core::tape_of_this_thread() {
-  const std::vector<std::shared_ptr<Tape>> earlier = tapes(std::this_thread::get_id());
-  if (!earlier.empty() && !earlier.back()->in_use()) {
-    EarlyFetch::expect(shared_from_this(), earlier.back());
-    return earlier.back();
+  const std::shared_ptr<ThreadSteps> steps = steps_.here();
+  if (std::shared_ptr<Tape> last = steps->last(); last != nullptr && !last->in_use()) {
+    EarlyFetch::expect(shared_from_this(), last);
+    return last;
   }
   if (!in_backward()) {  // else it is of the backward pass that this thread runs
-    std::ranges::for_each(earlier, &Tape::drop_guesses);
+    for (const std::shared_ptr<Tape>& earlier : steps->take_prefetching()) {
+      earlier->drop_guesses();
+    }
   }
-  auto tape = make_shared_unless_forked<Tape>(book_);
-  const std::lock_guard lock(tapes_mutex_);
-  std::erase_if(tapes_, [](const auto& entry) { return entry.tape.expired(); });
-  tapes_.push_back({std::this_thread::get_id(), tape});
+  auto tape = make_shared_unless_forked<Tape>(book_, steps);
+  steps->begin(tape);
   EarlyFetch::expect(shared_from_this(), tape);
   return tape;
 }
 
-std::vector<std::shared_ptr<Tape>> Core::tapes(std::optional<std::thread::id> made_on) {
-  std::vector<std::shared_ptr<Tape>> found;
-  const std::lock_guard lock(tapes_mutex_);
-  for (const ThreadsTape& each : tapes_) {
-    if (std::shared_ptr<Tape> tape = each.tape.lock(); tape != nullptr && (!made_on || each.thread == *made_on)) {
-      found.push_back(std::move(tape));
-    }
-  }
-  return found;
-}
-
 std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
+  if (SavedStorage::fetches_ahead_here()) {
+    return 0;
+  }
   const std::uint64_t before = account_->held.now_bytes();
   const auto gone = [&] { return before - std::min(before, account_->held.now_bytes()); };
   const auto enough = [&] { return gone() >= bytes; };
   try {
     stash_.drain();
-    for (const std::shared_ptr<Tape>& tape : tapes()) {
-      if (enough()) {
-        break;
-      }
-      if (const std::shared_ptr<StepRecorder> recorder = tape->recorder()) {
-        recorder->disturb();
-      }
-      tape->drop_guesses();
-      tape->evict(enough);
+    if (enough()) {
+      return gone();
     }
+    ++account_->evictions;
+    for (const std::shared_ptr<ThreadSteps>& steps : steps_.all()) {
+      for (const std::shared_ptr<Tape>& tape : steps->take_prefetching()) {
+        tape->drop_guesses(enough);
+      }
+    }
+    evictable_.evict(enough);
   } catch (...) {
     log_warning("a tensor that was kept could not be moved to make room on the device");
   }
@@ -94,7 +87,7 @@ std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
 }
 
 bool Core::backward_begins(Tape& tape) {
-  const bool others_in_use = std::ranges::any_of(tapes(std::this_thread::get_id()), &Tape::in_use);
+  const bool others_in_use = steps_.here()->in_backward() > 0;
   if (planning_ == nullptr) {
     warn_of_head(tape);
     return !others_in_use && stall_watch_.backward_begins(tier_->stall_stats(), tape.order_is_known());
@@ -177,15 +170,8 @@ std::uint64_t Core::automatic_limit(std::uint64_t share_of_step) const {
   return std::max(2 * book_->largest_bytes(), std::min(book_->saved_bytes() / share_of_step, kMostBytes));
 }
 
-c10::DataPtr Core::counted(c10::DataPtr memory, std::size_t bytes) {
-  struct Counted {
-    DeviceAccount::Held on_device;  // until the memory is freed
-    c10::DataPtr memory;
-  };
-  void* const data = memory.get();
-  const c10::Device device = memory.device();
-  auto* const counted = new Counted{{account_, bytes}, std::move(memory)};
-  return {data, counted, [](void* context) { delete static_cast<Counted*>(context); }, device};
+c10::Storage Core::counted(c10::DataPtr memory, std::size_t bytes) {
+  return counted_storage(std::move(memory), bytes, {account_, bytes});
 }
 
 Stats Core::stats() {

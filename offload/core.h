@@ -5,13 +5,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include <c10/core/Storage.h>
 
 #include "offload/counters.h"
 #include "offload/device_account.h"
+#include "offload/evictable.h"
 #include "offload/exclusions.h"
 #include "offload/gauge.h"
 #include "offload/options.h"
@@ -22,6 +22,7 @@
 #include "offload/stash.h"
 #include "offload/storage_table.h"
 #include "offload/tape.h"
+#include "offload/thread_steps.h"
 #include "streams/process_mark.h"
 #include "streams/tier.h"
 #include "streams/trace.h"
@@ -53,7 +54,8 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // Lets go of at least so much device memory, if it can: of sources whose copies out are under way, for which the
   // streams wait, of what was fetched ahead, and then of what the policy has kept. Returns how much it was. Waits for
-  // no lock under which device memory is asked for: whoever calls this may hold the device allocator's.
+  // no lock under which device memory is asked for: whoever calls this may hold the device allocator's. Nothing while
+  // the calling thread asks for memory to fetch ahead: a guess must not cost what backward wants next.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
   // The most that one request for device memory is expected to be: the largest storage that was saved so far, wherever
@@ -127,8 +129,8 @@ class Core : public std::enable_shared_from_this<Core> {
   // The SavedStorage is being destroyed.
   void forget(const SavedStorage& saved) { table_.erase(saved.source_identity(), &saved); }
 
-  // `memory`, counted as held on the device until it is freed.
-  [[nodiscard]] c10::DataPtr counted(c10::DataPtr memory, std::size_t bytes);
+  // `memory` as a storage, counted as held on the device until nobody uses that.
+  [[nodiscard]] c10::Storage counted(c10::DataPtr memory, std::size_t bytes);
 
   [[nodiscard]] const c10::Storage& no_bytes() const { return no_bytes_; }
   [[nodiscard]] Tier& tier() { return *tier_; }
@@ -139,6 +141,7 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
+  [[nodiscard]] Evictable& evictable() { return evictable_; }
   [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
   [[nodiscard]] std::vector<TraceSpan> take_trace();
   [[nodiscard]] Timeline& timeline() { return account_->timeline; }
@@ -152,9 +155,6 @@ class Core : public std::enable_shared_from_this<Core> {
   void reset_stats();
 
  private:
-  // Those that live, oldest first.
-  [[nodiscard]] std::vector<std::shared_ptr<Tape>> tapes(std::optional<std::thread::id> made_on = std::nullopt);
-
   struct Decided {
     Decision decision;
     std::uint32_t ordinal;  // as Candidate::ordinal
@@ -168,7 +168,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_of_head(Tape& tape);
-  void warn_if_host_memory_is_short(bool refused);
+  void warn_if_host_memory_is_short();
   [[nodiscard]] std::uint64_t automatic_limit(std::uint64_t share_of_step) const;
 
   const ProcessMark process_;
@@ -194,15 +194,11 @@ class Core : public std::enable_shared_from_this<Core> {
   const bool policy_needs_recompute_;
   const std::uint64_t least_bytes_;  // that the policy is asked about
 
-  struct ThreadsTape {
-    std::thread::id thread;
-    std::weak_ptr<Tape> tape;
-  };
-  std::mutex tapes_mutex_;
-  std::vector<ThreadsTape> tapes_;  // LOCK: tapes_mutex_. All that live, oldest first
+  StepsOfThreads steps_;
+  Evictable evictable_;
 
   std::atomic<std::uint64_t> largest_request_bytes_{0};
-  std::atomic<std::uint64_t> growths_seen_{0};
+  std::atomic<std::uint64_t> asked_system_{0};
   std::atomic<bool> warned_of_host_memory_{false};
   std::atomic<bool> warned_of_no_room_{false};
   std::atomic<bool> warned_of_eviction_{false};

@@ -119,7 +119,7 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
   saved->enter_step(region.ordinal, nullptr, 0);
   count_kept(Kept::kPolicy, bytes);
   if (options_.evict_when_out_of_memory) {
-    tape->kept(saved, tier_->current_stream());
+    saved->may_be_evicted(tier_->current_stream());
   }
   return saved;
 }
@@ -138,13 +138,13 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
     saved->stays();
     count_kept(Kept::kPolicy, bytes);
     if (options_.evict_when_out_of_memory) {
-      tape.kept(saved, tier_->current_stream());
+      saved->may_be_evicted(tier_->current_stream());
     }
     return;
   }
   check_window(bytes);
   std::optional<Block> block = tier_->try_acquire(bytes);
-  warn_if_host_memory_is_short(/*refused=*/!block);
+  warn_if_host_memory_is_short();
   if (!block) {
     saved->stays();
     count_kept(Kept::kNoRoom, bytes);
@@ -268,10 +268,11 @@ void Core::check_window(std::uint64_t bytes) const {
               "tensors by a policy or a NoOpGuard.");
 }
 
-// Reading the kernel's figures takes tens of microseconds, so only when the pool has grown or could not.
-void Core::warn_if_host_memory_is_short(bool refused) {
+// Reading the kernel's figures takes tens of microseconds, so only when the pool has asked the system for more.
+void Core::warn_if_host_memory_is_short() {
   const PoolStats pool = tier_->pool_stats();
-  if ((growths_seen_.exchange(pool.growths) == pool.growths && !refused) || warned_of_host_memory_) {
+  const std::uint64_t asked = pool.growths + pool.refusals;
+  if (asked_system_.exchange(asked) == asked || warned_of_host_memory_) {
     return;
   }
   const SystemMemory memory = read_system_memory();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -43,6 +44,9 @@ struct DeviceAccount {
   Timeline timeline;
   Gauge held;
   Gauge passed_through;
+
+  // How often the device had no memory left, so that what ebb held was to make room. A step meanwhile gives no record.
+  std::atomic<std::uint64_t> evictions{0};
 };
 
 }  // namespace ebb

@@ -37,7 +37,7 @@ void EarlyFetch::start() {
   const Expected& expected = expected_here();
   std::shared_ptr<Core> core = expected.core.lock();
   std::shared_ptr<Tape> tape = expected.tape.lock();
-  if (core == nullptr || tape == nullptr || core->forked()) {
+  if (core == nullptr || tape == nullptr || core->forked() || core->tier().captures()) {
     return;
   }
   core->tier().flush();

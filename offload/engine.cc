@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "offload/early_fetch.h"
+#include "offload/lent_tensor.h"
 #include "offload/region.h"
 #include "offload/save_hook.h"
 #include "offload/scope.h"
@@ -38,6 +39,7 @@ class GuardedEngine final : public torch::autograd::Engine {
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
+    const LendingPass lending;
     std::optional<EarlyFetch> early;
     if (!in_backward()) {
       early.emplace();
@@ -58,6 +60,6 @@ void install_engine() {
   std::call_once(once, [] { torch::autograd::set_default_engine_stub(&the_engine); });
 }
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+int backward_here() { return torch::autograd::get_current_graph_task_id(); }
 
 }  // namespace ebb

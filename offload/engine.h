@@ -11,7 +11,9 @@ namespace ebb {
 // process with it). The engine is leaked: stopping it at process exit would wait for threads that may be gone.
 void install_engine();
 
-// Whether the calling thread is running a backward pass.
-bool in_backward();
+// The backward pass that the calling thread is running, as LibTorch numbers them; -1 for none.
+int backward_here();
+
+inline bool in_backward() { return backward_here() != -1; }
 
 }  // namespace ebb

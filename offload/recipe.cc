@@ -93,7 +93,7 @@ c10::Storage Recipe::run() {
   std::vector<at::Tensor> inputs;
   inputs.reserve(inputs_.size());
   for (const auto& input : inputs_) {
-    inputs.push_back(input == nullptr ? at::Tensor() : input->get());
+    inputs.push_back(input == nullptr ? at::Tensor() : input->get_for_recipe());
   }
   at::Tensor made = forward_(inputs);
   TORCH_INTERNAL_ASSERT(made.scalar_type() == dtype_ && made.numel() == like_.numel());

@@ -27,7 +27,8 @@ namespace ebb {
 // has had its say in what the node saved. What that asks of a program, beyond what autograd does:
 // - What a recipe takes must not be written to before its last use. Backward then raises LibTorch's error for it, also
 //   where plain autograd would not have looked there: if weights are updated between two backward passes over one
-//   graph.
+//   graph. It may be given other data (set_data): the recipe has the memory that was saved. If that memory is resized
+//   or swapped, as some shard parameters do, backward raises an error of ours.
 // - What a recipe makes must not be written to in ways that LibTorch does not count, such as `data()`, before or after
 //   it is saved. A tensor whose version has moved on has no recipe.
 // - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads) are in backward as

@@ -32,9 +32,8 @@ std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& 
   } catch (const std::exception&) {  // let go of by a backward, or written to since: backward will say so
     return nullptr;
   }
-  if (!variable.has_hooks() && tensor.defined()) {
-    const VersionCheck version(tensor);
-    found = std::make_unique<SavedTensor>(version, tensor.is_leaf() ? tensor : tensor.tensor_data());
+  if (!variable.has_hooks() && tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    found = SavedTensor(tensor).for_recipe();
   }
   return found;
 }
@@ -49,8 +48,7 @@ bool hand_to_recipe(const SavedTensor& saved) {
   if (wanted == nullptr) {
     return false;
   }
-  saved.check_unchanged();
-  *wanted = std::make_unique<SavedTensor>(saved);
+  *wanted = saved.for_recipe();
   return true;
 }
 

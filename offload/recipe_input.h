@@ -9,8 +9,10 @@
 namespace ebb {
 
 // Another save of what `node` has saved in `variable`, one of its members; null if it has saved nothing there, has let
-// go of it, if it has been written to since, or if the save is some other hook's (which is then unpacked for nothing).
-// Otherwise nothing is copied and no bytes are fetched. The node must be locked against others who make it let go.
+// go of it, if it has been written to, resized or given other data since, or if the save is not ours: some other hook's
+// (which is then unpacked for nothing), or LibTorch's own, of which nobody knows what it was when it was saved. (A
+// number, which LibTorch shows no hook, is what it was.) Otherwise nothing is copied and no bytes are fetched. The node
+// must be locked against others who make it let go.
 //
 // Note [Asking a node for its saves]
 // A SavedVariable shows nobody its hooks, but unpacking calls them. So it is unpacked while this thread says that it is

@@ -11,6 +11,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "offload/core.h"
+#include "offload/lent_tensor.h"
 #include "offload/planned_region.h"
 #include "offload/recipe_input.h"
 #include "offload/save_hook.h"
@@ -90,10 +91,12 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (version_) {
       region_->drop(place_);
     }
+    sweep_lent();
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
     place_ = region_->add(tensor);
+    handing_ = handing_of(tensor);
     version_.emplace(tensor);
   }
 
@@ -104,12 +107,16 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     }
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
-    return tensor;
+    if (handing_ == Handing::kItself) {
+      refer_to_lent(tensor);
+    }
+    return handing_ == Handing::kLent ? lend(tensor) : tensor;
   }
 
  private:
   const std::shared_ptr<Region> region_;
   std::size_t place_ = 0;
+  Handing handing_ = Handing::kCopied;   // once packed
   std::optional<VersionCheck> version_;  // once packed
 };
 
@@ -201,33 +208,41 @@ void Region::collect(const at::Tensor& saved) {
   ++next_;
 }
 
+// Undefined if it is not there.
+at::Tensor Region::find(std::size_t place) {
+  const std::lock_guard lock(mutex_);
+  if (place < collected_.size() && collected_[place]) {
+    at::Tensor tensor = *std::exchange(collected_[place], std::nullopt);
+    saves_[place].taken.remember(tensor);
+    return tensor;
+  }
+  return saves_[place].taken.recall();
+}
+
 at::Tensor Region::take(std::size_t place) {
-  const auto taken = [&] {
-    const std::lock_guard lock(mutex_);
-    return place < collected_.size() ? std::exchange(collected_[place], std::nullopt) : std::nullopt;
-  };
-  if (std::optional<at::Tensor> tensor = taken()) {
-    return *std::move(tensor);
+  if (at::Tensor tensor = find(place); tensor.defined()) {
+    return tensor;
   }
   if (planned_ != nullptr) {
     planned_->needed();
   }
   const std::lock_guard one_at_a_time(run_mutex_);
-  std::optional<at::Tensor> tensor = taken();  // if another thread has run it meanwhile
-  if (!tensor) {
+  at::Tensor tensor = find(place);  // if another thread has run it meanwhile
+  if (!tensor.defined()) {
     run_again();
-    tensor = taken();
+    tensor = find(place);
   }
-  TORCH_CHECK(tensor,
+  TORCH_CHECK(tensor.defined(),
               "ebb::checkpoint: run again in backward, the function saved fewer tensors than the first time: it "
               "must compute the same each time");
-  return *std::move(tensor);
+  return tensor;
 }
 
 void Region::drop(std::size_t place) {
   std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   saves_[place].alive = false;
+  saves_[place].taken = {};
   if (place < collected_.size()) {
     unwanted = std::exchange(collected_[place], std::nullopt);
   }

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/checkpoint.h"
+#include "offload/remembered_tensor.h"
 #include "offload/thread_setting.h"
 
 namespace ebb {
@@ -49,13 +50,14 @@ class Region : public std::enable_shared_from_this<Region> {
   void collect(const at::Tensor& saved);
 
   // What the second run has saved in this place, and no longer holds. Runs it, unless it has been run and nobody has
-  // taken this one.
+  // taken this one, or who took it has it still.
   [[nodiscard]] at::Tensor take(std::size_t place);
 
   // Nobody will any more.
   void drop(std::size_t place);
 
  private:
+  [[nodiscard]] at::Tensor find(std::size_t place);
   void run_again();  // LOCK: run_mutex_
   [[nodiscard]] std::uint64_t collected_bytes(const std::vector<at::Tensor>& inputs);
 
@@ -63,6 +65,7 @@ class Region : public std::enable_shared_from_this<Region> {
     std::vector<std::int64_t> sizes;
     at::ScalarType dtype;
     bool alive = true;
+    RememberedTensor taken = {};  // of the second run's
   };
 
   const CheckpointedFunction function_;

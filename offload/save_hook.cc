@@ -2,25 +2,18 @@
 
 #include <utility>
 
-#include <ATen/SequenceNumber.h>
-#include <torch/csrc/autograd/function.h>
-
 #include "offload/core.h"
+#include "offload/lent_tensor.h"
 #include "offload/put_off.h"
 #include "offload/recipe_input.h"
 
 namespace ebb {
-namespace {
 
-// A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
-// (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
-// thread's newest.
-bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
-  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
-         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+SaveHook::~SaveHook() {
+  saved_.reset();
+  held_.reset();
+  sweep_lent();  // what this save was lent as, of which its node is done by now
 }
-
-}  // namespace
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const Scope::Target target = std::exchange(target_, {});
@@ -28,25 +21,27 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   Core& core = *target.core;
   core.check_process();
   PutOff::of_this_thread().start_finished();
-  const VersionCheck version(tensor);
   if (const std::optional<Kept> reason = core.passed_through(tensor)) {
     core.count_kept(*reason, tensor);
     if (reason == Kept::kPolicy) {
       held_.emplace(core.hold_passed_through(tensor.storage().nbytes()));
     }
-    // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
-    const bool whole = tensor.is_leaf() || is_view_of_leaf_from_before(tensor);
-    saved_.emplace(version, whole ? tensor : tensor.tensor_data());
+    saved_.emplace(tensor);
+    return;
+  }
+  if (core.tier().captures()) {  // Note [CUDA graphs] in save_hook.h
+    core.count_kept(Kept::kCaptured, tensor);
+    saved_.emplace(tensor);
     return;
   }
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
   const std::shared_ptr<Tape> tape = target.scope->tape(core);
   if (region != nullptr) {
-    saved_.emplace(version, tensor, core.keep(tensor, tape, *region));
+    saved_.emplace(tensor, core.keep(tensor, tape, *region));
     return;
   }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
-  saved_.emplace(version, tensor, core.save(tensor, tape, start));
+  saved_.emplace(tensor, core.save(tensor, tape, start));
 }
 
 at::Tensor SaveHook::call_unpack_hook() { return hand_to_recipe(*saved_) ? saved_->shape() : saved_->get(); }

@@ -14,6 +14,11 @@
 
 namespace ebb {
 
+// Note [CUDA graphs]
+// A graph that is captured holds addresses, and is replayed when ebb knows nothing of it. So what is saved while the
+// current stream is captured stays as it is, whatever a policy or a plan would say: the graph's own memory. What was
+// moved before the capture began cannot be had during it, which is one clear error; what is still on the device can.
+
 // One save. Autograd owns it through the SavedVariable, so its destructor is the exact end of the save: everything that
 // is known of the save is here, and no table can outlive it.
 //
@@ -24,6 +29,9 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
   // and whose saves stay, whatever the policy would say. Null for none.
   explicit SaveHook(Scope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
       : target_(std::move(target)), region_(std::move(region)) {}
+  ~SaveHook() override;
+  SaveHook(const SaveHook&) = delete;
+  SaveHook& operator=(const SaveHook&) = delete;
 
   void call_pack_hook(const at::Tensor& tensor) override;
 

@@ -23,7 +23,7 @@ SavedStorage::Use::~Use() {
   if (storage_->core_->forked()) {  // the lock may never be released here
     return;
   }
-  std::shared_ptr<Fetched> no_longer_needed;  // destroyed after the lock is released
+  std::vector<std::shared_ptr<Fetched>> no_longer_needed;  // destroyed after the lock is released
   const std::lock_guard lock(storage_->mutex_);
   --storage_->uses_;
   if (seen_ != storage_->round_) {
@@ -58,11 +58,14 @@ SavedStorage::~SavedStorage() {
     core_->count_kept(Kept::kPutOff, bytes_);
   }
   core_->forget(*this);
+  if (evictable_) {
+    core_->evictable().remove(*evictable_);
+  }
   core_->stash().sweep();
   if (recorder_ != nullptr) {
     recorder_->released(index_in_record_);
   }
-  tape_->ended();
+  tape_->ended(on_tape_ ? std::optional(Tape::Gone{*on_tape_, bytes_}) : std::nullopt);
 }
 
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
@@ -81,6 +84,11 @@ void SavedStorage::stays() {
 
 std::optional<std::uint32_t> SavedStorage::index_in(const StepRecorder& recorder) const {
   return recorder_.get() == &recorder ? std::optional(index_in_record_) : std::nullopt;
+}
+
+void SavedStorage::may_be_evicted(c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  evictable_ = core_->evictable().add(weak_from_this(), stream);
 }
 
 void SavedStorage::send_out(Block block, c10::Stream stream) {
@@ -113,6 +121,9 @@ bool SavedStorage::evict(c10::Stream stream) {
       return false;
     }
     leaving = start_out(*std::move(block), stream, Tape::Went::kLater);
+    if (evictable_) {
+      core_->evictable().remove(*std::exchange(evictable_, std::nullopt));
+    }
   }
   core_->count_evicted(bytes_);
   if (in_force(WaitPoint::kSourceInStash)) {
@@ -134,7 +145,7 @@ SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream, T
   block.gate(WaitPoint::kOutGatesBlock, left_);
   block_.emplace(std::move(block));
   state_ = State::kAway;
-  position_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_, when);
+  on_tape_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_, when);
   return {std::exchange(kept_, {}), std::exchange(on_device_, nullptr), left_};
 }
 
@@ -146,6 +157,11 @@ void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {
   state_ = State::kAway;
   source = std::exchange(kept_, {});
   on_device = std::exchange(on_device_, nullptr);
+}
+
+bool SavedStorage::source_has_changed() {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kKept && (kept_.nbytes() != bytes_ || kept_.data() != source_data_);
 }
 
 int SavedStorage::recipe_depth() {
@@ -166,6 +182,11 @@ void SavedStorage::send_out_now() noexcept {
   if (core_->forked()) {
     return;
   }
+  bool captures = true;  // where that cannot be told, it stays
+  try {
+    captures = core_->tier().captures();
+  } catch (...) {
+  }
   std::optional<PutOffCopy> copy;
   bool resized = false;  // in the meantime: what it holds now is what the saves get
   {
@@ -173,7 +194,7 @@ void SavedStorage::send_out_now() noexcept {
     copy = std::exchange(put_off_, std::nullopt);
     resized = kept_.nbytes() != bytes_ || kept_.data() != source_data_;
   }
-  if (copy && !resized) {
+  if (copy && !resized && !captures) {
     try {
       send_out(std::move(copy->block), copy->stream);
       return;

@@ -5,11 +5,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 
+#include "offload/evictable.h"
 #include "offload/fetched.h"
 #include "offload/gauge.h"
 #include "offload/tape.h"
@@ -37,6 +39,12 @@ class StepRecorder;
 // Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
 // needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
 //
+// Note [Asked for again]
+// A backward may ask for the same save more than once (a custom function that calls get_saved_variables twice), and
+// each time is entitled to the bytes. What was handed out is remembered weakly: as long as somebody holds it, that is
+// what the next one gets. A repetition within one backward pass is no use of its own: it ends no round, and the tape,
+// which would take it for a second pass over the graph, hears nothing of it.
+//
 // Threads: every member may be called from any thread. The mutex is held while copies are started, not while one is
 // waited for or a recipe runs; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one take
 // as long.
@@ -60,7 +68,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
    private:
     friend class SavedStorage;
     const std::shared_ptr<SavedStorage> storage_;
-    std::uint64_t seen_ = 0;  // LOCK: storage_->mutex_. The round in which this use last got the bytes
+    std::uint64_t seen_ = 0;  // LOCK: storage_->mutex_, as the next. The round in which this use last got the bytes
+    int seen_by_ = -1;        // the backward pass that got them, as LibTorch numbers them; -1 outside of any
   };
 
   SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
@@ -76,6 +85,9 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
 
   // It is not sent out, nor dropped, for now.
   void stays();
+
+  // Has it wait in Core::evictable. `stream`: on which it was saved.
+  void may_be_evicted(c10::Stream stream);
 
   // kKept -> kAway, of one that the policy has kept. `stream`: on which it was saved, and which is made to wait for the
   // copy, so that the memory can be let go at once. False, and nothing done, where somebody else uses the source or
@@ -119,6 +131,13 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead, nor is another thread just about to.
   void drop_guess();
 
+  // Whether the calling thread is asking for device memory for a fetch_ahead.
+  [[nodiscard]] static bool fetches_ahead_here();
+
+  // Whether the program has resized the source, or given it other memory, while it was held here. What a recipe computes
+  // from must be as it was saved.
+  [[nodiscard]] bool source_has_changed();
+
  private:
   enum class State : std::uint8_t { kKept, kAway, kBack };
 
@@ -134,20 +153,33 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     Ticket left;
   };
 
+  // What was handed out, on which stream. Weak: the program decides how long it lives.
+  struct HandedOut {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+    c10::Stream stream;
+  };
+
   static const SavedStorage*& fetching_here();
+  static bool& fetching_ahead();
   [[nodiscard]] Leaving start_out(Block block, c10::Stream stream, Tape::Went when);
   c10::Storage get(Use& use);
   c10::Storage get_recorded(Use& use);
+  [[nodiscard]] c10::Storage get_for_capture() const;
   c10::Storage find_making_room(c10::Stream stream, bool& device_is_full);
   [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
   c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
+  [[nodiscard]] std::shared_ptr<Fetched> back_on(c10::Stream stream) const;
+  [[nodiscard]] std::optional<c10::Storage> handed_out_on(c10::Stream stream) const;
+  void remember(const c10::Storage& storage, c10::Stream stream);
+  [[nodiscard]] std::shared_ptr<Fetched> comes_back(std::shared_ptr<Fetched> fetched);
   std::shared_ptr<Fetched> fetch(c10::Stream stream, Gauge::Lease window);
   c10::Storage recompute(c10::Stream stream);
   std::shared_ptr<Gauge::Lease> device_lease();
   c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
-  bool mark_used(Use& use);
-  std::shared_ptr<Fetched> let_go();
+  bool mark_used(Use& use, const c10::Storage& storage, c10::Stream stream);
+  std::vector<std::shared_ptr<Fetched>> let_go();
 
   const std::shared_ptr<Core> core_;
   const std::shared_ptr<Tape> tape_;
@@ -169,11 +201,14 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   std::optional<PutOffCopy> put_off_;         // kKept
   std::weak_ptr<Gauge::Lease> source_lease_;  // the source's bytes are counted once, whoever holds it
   std::shared_ptr<Gauge::Lease> lent_;        // of a source that was handed out: its node holds it after all of us
-  std::size_t position_ = 0;                  // on the tape. kAway, kBack
+  std::optional<Tape::Id> on_tape_;           // kAway, kBack, unless there is a recipe
+  std::optional<Evictable::Id> evictable_;    // once may_be_evicted
   std::optional<Block> block_;                // kAway, kBack, unless there is a recipe
   std::unique_ptr<Recipe> recipe_;            // kAway, kBack, unless there is a block. Fixed once set
   Ticket left_;                               // the copy out
   std::shared_ptr<Fetched> back_;             // kBack
+  std::vector<std::shared_ptr<Fetched>> elsewhere_;  // kBack: on other streams than back_'s
+  std::vector<HandedOut> handed_out_;                // at most one for each stream. Note [Asked for again]
   std::uint64_t round_ = 1;                   // Note [Pending uses]
   std::uint64_t told_round_ = 0;              // the last round of which the tape has been told
   std::size_t uses_ = 0;

@@ -1,10 +1,12 @@
 #include "offload/saved_storage.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
 
 #include "offload/core.h"
+#include "offload/engine.h"
 #include "offload/recipe.h"
 #include "offload/step_recorder.h"
 #include "offload/tape.h"
@@ -18,6 +20,13 @@ const SavedStorage*& SavedStorage::fetching_here() {
   thread_local const SavedStorage* fetching = nullptr;
   return fetching;
 }
+
+bool& SavedStorage::fetching_ahead() {
+  thread_local bool ahead = false;
+  return ahead;
+}
+
+bool SavedStorage::fetches_ahead_here() { return fetching_ahead(); }
 
 c10::Storage SavedStorage::get_recorded(Use& use) {
   std::shared_ptr<StepRecorder> recorder;
@@ -33,11 +42,26 @@ c10::Storage SavedStorage::get_recorded(Use& use) {
 }
 
 c10::Storage SavedStorage::get(Use& use) {
+  const c10::Stream stream = core_->tier().current_stream();
+  const int pass = backward_here();
   c10::Storage storage;
   std::uint32_t ordinal = Tape::kNotPlanned;
+  bool again = false;
   {
     const std::lock_guard lock(mutex_);
-    storage = state_ == State::kKept ? kept_ : storage;
+    if (core_->tier().captures()) {
+      return get_for_capture();
+    }
+    const bool same_pass = std::exchange(use.seen_by_, pass) == pass;
+    again = same_pass && use.seen_ != 0 && use.seen_ + 1 >= round_;
+    if (state_ == State::kKept) {
+      storage = kept_;
+    } else if (again && state_ == State::kAway) {
+      if (std::optional<c10::Storage> known = handed_out_on(stream)) {
+        core_->counters().reused.add(bytes_);
+        return *std::move(known);
+      }
+    }
     ordinal = ordinal_;
   }
   const bool kept = storage;
@@ -45,12 +69,12 @@ c10::Storage SavedStorage::get(Use& use) {
   if (kept) {
     tape_->begin_use();
   } else {
-    storage = find_making_room(core_->tier().current_stream(), device_is_full);
-    const bool first = mark_used(use);
+    storage = find_making_room(stream, device_is_full);
+    const bool first = mark_used(use, storage, stream);
     if (recipe_ != nullptr) {
       tape_->begin_use();
-    } else if (first) {
-      tape_->used(position_);
+    } else if (first && !again) {
+      tape_->used(*on_tape_);
     }
   }
   // In a recipe, backward has asked for what is made from this.
@@ -63,6 +87,15 @@ c10::Storage SavedStorage::get(Use& use) {
   }
   core_->stash().sweep();
   return storage;
+}
+
+// LOCK: mutex_. What has not left the device: Note [CUDA graphs] in save_hook.h
+c10::Storage SavedStorage::get_for_capture() const {
+  std::optional<c10::Storage> there = state_ == State::kKept ? std::optional(kept_) : live_source();
+  TORCH_CHECK(there,
+              "ebb: backward is captured in a CUDA graph and asks for a tensor that was saved, and moved, before the "
+              "capture began. Capture forward and backward together, or put a NoOpGuard around that forward pass.");
+  return *std::move(there);
 }
 
 c10::Storage SavedStorage::find_making_room(c10::Stream stream, bool& device_is_full) {
@@ -82,25 +115,27 @@ c10::Storage SavedStorage::find_making_room(c10::Stream stream, bool& device_is_
 // Of a storage that went away: on the device and ready for work on `stream`.
 c10::Storage SavedStorage::find(c10::Stream stream) {
   std::shared_ptr<Fetched> fetched;
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   c10::Storage storage;
   {
     const std::lock_guard lock(mutex_);
-    if (state_ == State::kBack && (back_->stream() == stream || !in_force(WaitPoint::kOwnStream))) {
-      fetched = back_;
+    fetched = back_on(stream);
+    if (fetched == nullptr) {
+      if (std::optional<c10::Storage> source = live_source()) {
+        storage = *std::move(source);
+        lent_ = source_lease_.lock();
+      } else {
+        storage = handed_out_on(stream).value_or(storage);
+      }
+      if (storage) {
+        core_->counters().reused.add(bytes_);
+      } else if (recipe_ == nullptr) {
+        fetched = fetch(stream, {});
+        unwanted = comes_back(fetched);
+      }
+    }
+    if (fetched != nullptr) {
       fetched->asked_for();
-    } else if (std::optional<c10::Storage> source = live_source()) {
-      storage = *std::move(source);
-      lent_ = source_lease_.lock();
-      core_->counters().reused.add(bytes_);
-    } else if (recipe_ != nullptr) {
-      // below, without the lock
-    } else if (state_ == State::kBack) {
-      fetched = fetch(stream, {});  // another stream asks than the one that owns the copy: it gets its own (R4, R5)
-    } else {
-      back_ = fetch(stream, {});
-      back_->asked_for();
-      state_ = State::kBack;
-      fetched = back_;
     }
   }
   // The lock is released: on the CPU this may take as long as the disk does.
@@ -110,29 +145,76 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
   return storage ? storage : recompute(stream);
 }
 
+// LOCK: mutex_. The copy that work on `stream` may use: its own, for another stream may be behind or ahead of it (R4,
+// R5 in docs/design.md).
+std::shared_ptr<Fetched> SavedStorage::back_on(c10::Stream stream) const {
+  if (state_ != State::kBack) {
+    return nullptr;
+  }
+  if (back_->stream() == stream || !in_force(WaitPoint::kOwnStream)) {
+    return back_;
+  }
+  const auto found = std::ranges::find(elsewhere_, stream, &Fetched::stream);
+  return found == elsewhere_.end() ? nullptr : *found;
+}
+
+// LOCK: mutex_. -> kBack. A guess for another stream, which nobody has asked for, makes place and is returned; a copy
+// that was used stays for the other pending uses there.
+std::shared_ptr<Fetched> SavedStorage::comes_back(std::shared_ptr<Fetched> fetched) {
+  if (state_ == State::kBack && !back_->is_guess()) {
+    elsewhere_.push_back(std::move(fetched));
+    return nullptr;
+  }
+  state_ = State::kBack;
+  return std::exchange(back_, std::move(fetched));
+}
+
+// LOCK: mutex_. Note [Asked for again]
+std::optional<c10::Storage> SavedStorage::handed_out_on(c10::Stream stream) const {
+  const auto found = std::ranges::find(handed_out_, stream, &HandedOut::stream);
+  if (found == handed_out_.end()) {
+    return std::nullopt;
+  }
+  c10::intrusive_ptr<c10::StorageImpl> storage = found->storage.lock();
+  if (!storage || storage->nbytes() != bytes_ || storage->data() != found->data) {
+    return std::nullopt;
+  }
+  return c10::Storage(std::move(storage));
+}
+
+// LOCK: mutex_
+void SavedStorage::remember(const c10::Storage& storage, c10::Stream stream) {
+  const auto known = std::ranges::find(handed_out_, stream, &HandedOut::stream);
+  HandedOut& entry = known != handed_out_.end()
+                         ? *known
+                         : handed_out_.emplace_back(HandedOut{storage.getWeakStorageImpl(), nullptr, stream});
+  if (entry.data != storage.data() || entry.storage.expired()) {
+    entry.storage = storage.getWeakStorageImpl();
+    entry.data = storage.data();
+  }
+}
+
 c10::Storage SavedStorage::recompute(c10::Stream stream) {
   const std::lock_guard one_at_a_time(recompute_mutex_);
   {
     const std::lock_guard lock(mutex_);
-    if (state_ == State::kBack && back_->stream() == stream) {  // by another thread, meanwhile
-      return back_->get();
+    if (const std::shared_ptr<Fetched> back = back_on(stream)) {  // by another thread, meanwhile
+      return back->get();
     }
   }
   const HostRange range(core_->trace(), "recompute", bytes_);
-  c10::Storage storage;
+  c10::Storage made;
   {
     const StepRecorder::Detour detour(recorder_.get(), index_in_record_);
-    storage = recipe_->run();
+    made = recipe_->run();
   }
-  storage.set_data_ptr_noswap(core_->counted(std::move(storage.mutable_data_ptr()), bytes_));
+  const c10::Storage storage = core_->counted(std::move(made.mutable_data_ptr()), bytes_);
   core_->counters().recomputed.add(bytes_);
-  auto made = std::make_shared<Fetched>(core_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  auto fetched = std::make_shared<Fetched>(core_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  fetched->asked_for();
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kAway) {
-    back_ = std::move(made);
-    state_ = State::kBack;
-    back_->asked_for();
-  }
+  unwanted = comes_back(std::move(fetched));
   return storage;
 }
 
@@ -144,9 +226,15 @@ c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
     return fetched->get();
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    if (back_ == fetched) {  // whoever asks next tries again
+    std::erase(elsewhere_, fetched);  // whoever asks next tries again
+    if (back_ == fetched) {
       back_ = nullptr;
-      state_ = State::kAway;
+      if (elsewhere_.empty()) {
+        state_ = State::kAway;
+      } else {
+        back_ = std::move(elsewhere_.back());
+        elsewhere_.pop_back();
+      }
     }
     throw;
   }
@@ -188,6 +276,8 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
       return false;
     }
     try {
+      const auto before = std::exchange(fetching_ahead(), true);
+      const auto over = c10::make_scope_exit([before] { fetching_ahead() = before; });
       back_ = fetch(stream, std::move(window));
     } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
       return false;
@@ -210,20 +300,23 @@ void SavedStorage::drop_guess() {
 }
 
 // kBack -> kAway: every save has had the bytes in this round, so the device copy has no use until one asks again.
-std::shared_ptr<Fetched> SavedStorage::let_go() {
+std::vector<std::shared_ptr<Fetched>> SavedStorage::let_go() {
   ++round_;
   pending_ = uses_;
+  std::vector<std::shared_ptr<Fetched>> unwanted = std::exchange(elsewhere_, {});
   if (state_ == State::kBack) {
     state_ = State::kAway;
     lent_ = back_->is_source() ? source_lease_.lock() : nullptr;
+    unwanted.push_back(std::exchange(back_, nullptr));
   }
-  return std::exchange(back_, nullptr);
+  return unwanted;
 }
 
 // Whether this was the round's first use. After the last pending one the device copy goes.
-bool SavedStorage::mark_used(Use& use) {
-  std::shared_ptr<Fetched> no_longer_needed;  // destroyed after the lock is released
+bool SavedStorage::mark_used(Use& use, const c10::Storage& storage, c10::Stream stream) {
+  std::vector<std::shared_ptr<Fetched>> no_longer_needed;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
+  remember(storage, stream);
   const bool first = std::exchange(told_round_, round_) != round_;
   if (use.seen_ != round_) {
     use.seen_ = round_;
@@ -261,7 +354,7 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   Ticket arrived = tier.copy_in(data.get(), *block_, after);
   block_->gate(WaitPoint::kInGatesBlock, arrived);
   core_->counters().fetched.add(bytes_);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes_, core_->counted(std::move(data), bytes_));
+  c10::Storage storage = core_->counted(std::move(data), bytes_);
   return std::make_shared<Fetched>(tier, std::move(storage), std::move(arrived), stream, nullptr, std::move(window));
 }
 

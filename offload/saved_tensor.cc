@@ -2,39 +2,116 @@
 
 #include <utility>
 
+#include <ATen/SequenceNumber.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+
 #include "offload/core.h"
+#include "offload/remembered_tensor.h"
 
 namespace ebb {
 namespace {
 
-// A second tensor over `storage` with every other property of `tensor`: sizes, strides, offset, dtype, conjugate and
-// negative bits, and the version counter that it shares with the original.
-at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
-  const c10::TensorImpl& original = *tensor.unsafeGetTensorImpl();
-  auto copy = original.shallow_copy_and_detach(original.version_counter(), /*allow_tensor_metadata_change=*/true);
-  copy->set_storage_keep_dtype(std::move(storage));
-  return at::Tensor(std::move(copy));
+// A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
+// (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
+// thread's newest.
+bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
+  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
+         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
 }
+
+// Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
+at::Tensor held(const at::Tensor& tensor, Handing handing) {
+  if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
+    return tensor;
+  }
+  const at::Tensor lent = handing == Handing::kLent ? lend(tensor) : tensor;
+  return lent.is_same(tensor) ? tensor.tensor_data() : lent;
+}
+
+const void* memory_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().data() : nullptr; }
+
+std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
 
 }  // namespace
 
-SavedTensor::SavedTensor(VersionCheck version, at::Tensor tensor)
-    : version_(std::move(version)), tensor_(std::move(tensor)) {}
+SavedTensor::SavedTensor(const at::Tensor& saved)
+    : version_(saved),
+      handing_(handing_of(saved)),
+      tensor_(held(saved, handing_)),
+      data_(memory_of(saved)),
+      bytes_(bytes_of(saved)) {}
 
-SavedTensor::SavedTensor(VersionCheck version, const at::Tensor& tensor, std::shared_ptr<SavedStorage> storage)
-    : version_(std::move(version)),
-      tensor_(with_storage(tensor, storage->no_bytes())),
+SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
+    : version_(saved),
+      handing_(handing_of(saved)),
+      tensor_(with_storage(saved, storage->no_bytes())),
+      data_(nullptr),
+      bytes_(0),
       use_(std::in_place, std::move(storage)) {}
 
-SavedTensor::SavedTensor(const SavedTensor& other) : version_(other.version_), tensor_(other.tensor_) {
-  if (other.use_) {
-    other.use_->storage()->check_process();
-    use_.emplace(other.use_->storage());
+SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
+    : version_(other.version_),
+      handing_(other.handing_),
+      tensor_(std::move(tensor)),
+      data_(other.data_),
+      bytes_(other.bytes_) {}
+
+std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
+  version_.check(tensor_);
+  if (!has_its_memory()) {
+    return nullptr;
   }
+  std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : tensor_.tensor_data()));
+  if (use_) {
+    use_->storage()->check_process();
+    copy->use_.emplace(use_->storage());
+  }
+  return copy;
+}
+
+bool SavedTensor::has_its_memory() const {
+  return use_ ? !use_->storage()->source_has_changed() : memory_of(tensor_) == data_ && bytes_of(tensor_) == bytes_;
 }
 
 at::Tensor SavedTensor::get() {
-  check_unchanged();
+  version_.check(tensor_);
+  const at::Tensor saved = version_.saved();
+  if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
+    return lend(saved);
+  }
+  if (!use_) {
+    const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
+    return handing_ == Handing::kLent && whole ? lend(tensor_) : tensor_;
+  }
+  c10::Storage storage = use_->get();
+  if (handing_ == Handing::kCopied) {
+    return with_storage(tensor_, std::move(storage));
+  }
+  if (handing_ == Handing::kItself) {
+    if (saved.defined()) {
+      return saved;
+    }
+    at::Tensor lent = with_storage(tensor_, std::move(storage));
+    refer_to_lent(lent);
+    return lent;
+  }
+  return lend(tensor_, std::move(storage));
+}
+
+bool SavedTensor::has_other_data(const at::Tensor& saved) const {
+  if (!saved.has_storage() || !tensor_.has_storage()) {
+    return false;
+  }
+  return saved.storage().unsafeGetStorageImpl() !=
+         (use_ ? use_->storage()->source_identity() : tensor_.storage().unsafeGetStorageImpl());
+}
+
+at::Tensor SavedTensor::get_for_recipe() {
+  version_.check(tensor_);
+  TORCH_CHECK(has_its_memory(),
+              "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has been "
+              "resized or replaced since. Have the policy keep or offload what is computed from such tensors.");
   return use_ ? with_storage(tensor_, use_->get()) : tensor_;
 }
 

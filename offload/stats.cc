@@ -20,6 +20,8 @@ std::string_view to_string(Kept reason) {
       return "policy";
     case Kept::kNoRoom:
       return "no room";
+    case Kept::kCaptured:
+      return "captured";
     case Kept::kPutOff:
       return "put off";
   }

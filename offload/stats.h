@@ -17,9 +17,10 @@ enum class Kept : std::uint8_t {
   kNonOwning,    // memory that LibTorch does not own (from_blob): moving it out would free nothing
   kPolicy,       // the policy said keep
   kNoRoom,       // the tier had no room
+  kCaptured,     // saved while the stream recorded a CUDA graph
   kPutOff,       // its copy waited for the operation to be over, and then could not start, or nobody wanted it any more
 };
-inline constexpr std::size_t kKeptReasons = 9;
+inline constexpr std::size_t kKeptReasons = 10;
 
 // A short lower-case name for tables: "parameter", "no room".
 std::string_view to_string(Kept reason);

@@ -14,12 +14,19 @@ std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? 
 
 StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account, DeviceMeter meter,
                            std::uint64_t step)
-    : tier_(std::move(tier)), account_(std::move(account)), meter_(std::move(meter)), step_(step) {}
+    : tier_(std::move(tier)),
+      account_(std::move(account)),
+      meter_(std::move(meter)),
+      step_(step),
+      evictions_before_(account_->evictions) {}
 
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs) {
   std::uint32_t index = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (over_) {
+      return 0;
+    }
     index = static_cast<std::uint32_t>(storages_.size());
     StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
     storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
@@ -33,6 +40,9 @@ std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
   std::uint32_t index = 0;
   {
     const std::lock_guard lock(mutex_);
+    if (over_) {
+      return 0;
+    }
     index = static_cast<std::uint32_t>(storages_.size());
     StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
     storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
@@ -44,13 +54,17 @@ std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
 
 void StepRecorder::region_saves(std::uint32_t index, std::uint64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  storages_[index].record.bytes = bytes;
+  if (!over_) {
+    storages_[index].record.bytes = bytes;
+  }
 }
 
 void StepRecorder::kept(std::uint32_t index) noexcept {
   const std::lock_guard lock(mutex_);
-  storages_[index].idle = true;
-  std::erase(in_use_, index);
+  if (!over_) {
+    storages_[index].idle = true;
+    std::erase(in_use_, index);
+  }
 }
 
 void StepRecorder::needed(std::uint32_t index) noexcept {
@@ -66,12 +80,17 @@ void StepRecorder::needed(std::uint32_t index) noexcept {
 }
 
 void StepRecorder::released(std::uint32_t index) noexcept {
-  if (disturbed_) {
+  if (disturbed()) {
     return;
   }
   {
     const std::lock_guard lock(mutex_);
     if (over_ || std::exchange(storages_[index].released, true)) {
+      return;
+    }
+    constexpr std::size_t kMany = 1000;
+    if (!in_backward_ && ++released_early_ >= kMany && 4 * released_early_ > 3 * storages_.size()) {
+      give_up_locked();
       return;
     }
   }
@@ -102,7 +121,7 @@ std::optional<StepRecord> StepRecorder::finish() {
   mark(What::kEnd, 0);
   const std::lock_guard lock(mutex_);
   over_ = true;
-  if (!usable_ || !in_backward_ || disturbed_) {
+  if (!usable_ || !in_backward_ || disturbed()) {
     return std::nullopt;
   }
   marks_.back().time->synchronize();
@@ -114,8 +133,15 @@ std::optional<StepRecord> StepRecorder::finish() {
 
 void StepRecorder::give_up() noexcept {
   const std::lock_guard lock(mutex_);
+  give_up_locked();
+}
+
+// LOCK: mutex_. Note [Steps that never end]
+void StepRecorder::give_up_locked() noexcept {
   over_ = true;
-  marks_.clear();
+  marks_ = {};
+  storages_ = {};
+  in_use_ = {};
 }
 
 StepCost StepRecorder::cost() const {
@@ -125,7 +151,7 @@ StepCost StepRecorder::cost() const {
 
 // `own_bytes`: of what ebb has begun to hold by the save that is marked.
 void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes) noexcept {
-  if (disturbed_) {
+  if (disturbed()) {
     return;
   }
   try {

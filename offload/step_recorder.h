@@ -31,6 +31,11 @@ namespace ebb {
 // a storage is let go of shows at the next mark only, and the peak between may have been before or after: so it is
 // taken to be let go of at the mark before, and counts twice until the next one.
 //
+// Note [Steps that never end]
+// While one save lives, thousands of forward passes may come and go without a backward, all in the step that the save
+// belongs to. A step most of whose storages were released before backward is none worth a plan, so its record is given
+// up, and with it the points in time that it holds.
+//
 // Threads: every member may be called from any thread; but a step that is on several threads at once, or on several
 // streams, has no clock, and gives no record. The meter is never called under the lock: device allocators have locks of
 // their own, and ask ebb for memory under them (Note [Out of memory] in out_of_memory.h).
@@ -70,7 +75,7 @@ class StepRecorder {
   // It will give no record.
   void give_up() noexcept;
 
-  // The same, and it observes nothing more. Takes no lock: whoever calls this may hold the device allocator's.
+  // The same, and it observes nothing more; as where the device had no memory left since it was made.
   void disturb() noexcept { disturbed_ = true; }
 
   // From its first mark to its last, and the most device memory in use; of a step that is over.
@@ -111,6 +116,8 @@ class StepRecorder {
     bool released = false;
   };
 
+  [[nodiscard]] bool disturbed() const { return disturbed_ || account_->evictions != evictions_before_; }
+  void give_up_locked() noexcept;
   void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept;
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes);
   class Clock;
@@ -121,6 +128,7 @@ class StepRecorder {
   const std::shared_ptr<DeviceAccount> account_;
   const DeviceMeter meter_;
   const std::uint64_t step_;
+  const std::uint64_t evictions_before_;
 
   std::atomic<bool> disturbed_{false};
 
@@ -131,6 +139,7 @@ class StepRecorder {
   std::optional<c10::Stream> stream_;
   std::uint64_t held_bytes_ = 0;  // at the last mark
   StepCost cost_;
+  std::size_t released_early_ = 0;  // storages, before backward
   bool in_backward_ = false;
   bool over_ = false;
   bool usable_ = true;

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <optional>
 
-#include "offload/log.h"
 #include "offload/order_book.h"
-#include "offload/saved_storage.h"
 #include "offload/step_recorder.h"
+#include "offload/thread_steps.h"
 
 namespace ebb {
 
 Tape::~Tape() {
   if (in_use_) {
-    book_->remember(signature_, std::move(observed_));
+    steps_->leave_backward();
+    book_->remember(signature_locked(), std::move(observed_));
     book_->remember_sizes(saved_bytes_, largest_bytes_);
   }
 }
@@ -28,30 +28,81 @@ void Tape::began() {
   ++alive_;
 }
 
-void Tape::ended() {
+void Tape::ended(std::optional<Gone> gone) {
   const std::lock_guard lock(mutex_);
   --alive_;
   if (alive_ == 0 && !in_use_) {
     candidates_ = 0;
     saved_bytes_ = 0;
     largest_bytes_ = 0;
-    storages_.clear();
-    ordinals_.clear();
-    kept_.clear();
+    entries_.clear();
+    gone_ = 0;
     last_save_ = {};
     recorder_ = nullptr;
     plan_ = nullptr;
     part_of_.clear();
     last_part_.clear();
     held_bytes_.reset();
-    used_.clear();
-    signature_ = 0;
     order_.clear();
     rank_.clear();
     fetched_to_ = 0;
+    ++resets_;
     tried_early_ = false;
     book_->drop_step();
+    return;
   }
+  if (!gone) {
+    return;
+  }
+  const std::optional<std::uint32_t> index = index_locked(gone->id);
+  if (!index) {
+    saved_in_backward_bytes_ -= gone->bytes;
+    return;
+  }
+  Entry& entry = entries_[*index];
+  entry.storage.reset();
+  if (in_use_) {
+    return;
+  }
+  entry.gone = true;
+  ++gone_;
+  saved_bytes_ -= entry.bytes;
+  constexpr std::size_t kMany = 64;
+  if (gone_ >= kMany && 2 * gone_ > entries_.size()) {
+    forget_gone_locked();
+  }
+}
+
+// Their indices change: what is expected is recalled anew.
+void Tape::forget_gone_locked() {
+  if (gone_ == 0) {
+    return;
+  }
+  std::erase_if(entries_, &Entry::gone);
+  gone_ = 0;
+  order_.clear();
+  rank_.clear();
+  fetched_to_ = 0;
+  ++resets_;
+}
+
+// Of those that went away before backward began.
+std::optional<std::uint32_t> Tape::index_locked(Id id) const {
+  const auto found = std::ranges::lower_bound(entries_, id, {}, &Entry::id);
+  return found == entries_.end() || found->id != id
+             ? std::nullopt
+             : std::optional(static_cast<std::uint32_t>(found - entries_.begin()));
+}
+
+std::uint64_t Tape::signature_locked() const {
+  constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
+  std::uint64_t signature = 0;
+  for (const Entry& entry : entries_) {
+    if (!entry.gone) {
+      signature = (signature ^ entry.bytes) * kFnvPrime;
+    }
+  }
+  return signature;
 }
 
 void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
@@ -77,56 +128,29 @@ std::shared_ptr<const Plan> Tape::plan() {
   return plan_;
 }
 
-std::size_t Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
-                         std::uint32_t ordinal, Went when) {
+Tape::Id Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
+                      std::uint32_t ordinal, Went when) {
   const std::lock_guard lock(mutex_);
-  ordinals_.push_back(when == Went::kAtItsSave ? ordinal : kNotPlanned);
+  const Id id = next_id_++;
   last_stream_ = stream;
-  storages_.push_back(std::move(storage));
-  used_.push_back(false);
-  saved_bytes_ += bytes;
   largest_bytes_ = std::max(largest_bytes_, bytes);
+  if (in_use_) {
+    saved_in_backward_bytes_ += bytes;
+    saved_bytes_ = std::max(saved_bytes_, saved_in_backward_bytes_);
+  } else {
+    saved_bytes_ += bytes;
+    entries_.push_back({id, std::move(storage), bytes, when == Went::kAtItsSave ? ordinal : kNotPlanned});
+  }
   if (when == Went::kAtItsSave) {
     last_save_ = {bytes, std::max(last_save_.bytes, last_save_.largest_before)};
   }
   book_->raise_sizes(saved_bytes_, largest_bytes_);
-  if (!in_use_) {
-    constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
-    signature_ = (signature_ ^ bytes) * kFnvPrime;
-  }
-  return storages_.size() - 1;
+  return id;
 }
 
 Tape::LastSave Tape::last_save() {
   const std::lock_guard lock(mutex_);
   return last_save_;
-}
-
-void Tape::kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream) {
-  const std::lock_guard lock(mutex_);
-  kept_.push_back({std::move(storage), stream});
-}
-
-void Tape::evict(const std::function<bool()>& enough) {
-  for (std::size_t next = 0; !enough();) {
-    std::shared_ptr<SavedStorage> storage;
-    std::optional<c10::Stream> stream;
-    {
-      const std::lock_guard lock(mutex_);
-      for (; next < kept_.size() && storage == nullptr; ++next) {
-        storage = kept_[next].storage.lock();
-        stream = kept_[next].stream;
-      }
-    }
-    if (storage == nullptr) {
-      return;
-    }
-    try {
-      static_cast<void>(storage->evict(*stream));  // one that was evicted before refuses
-    } catch (...) {
-      log_warning("a tensor that was kept could not be moved to make room on the device");
-    }
-  }
 }
 
 void Tape::begin_use() {
@@ -149,24 +173,30 @@ bool Tape::asked(std::uint32_t ordinal) {
   return true;
 }
 
-void Tape::used(std::size_t position) {
+void Tape::used(Id id) {
   begin_use();
   const std::lock_guard lock(mutex_);
-  if (used_[position]) {  // backward runs over this graph again
-    used_.assign(used_.size(), false);
+  const std::optional<std::uint32_t> index = index_locked(id);
+  if (!index) {  // saved by the backward pass itself, in no order that is known
+    return;
+  }
+  if (entries_[*index].used) {  // backward runs over this graph again
+    for (Entry& entry : entries_) {
+      entry.used = false;
+    }
     first_pass_ = false;
     fetched_to_ = 0;
+    ++resets_;
     part_ = 0;
   }
-  used_[position] = true;
-  if (position < rank_.size()) {       // else it was saved by the backward pass itself, in no order that is known
-    if (rank_[position] != cursor_) {  // not what was expected: look again at what has been passed over
-      fetched_to_ = 0;
-    }
-    cursor_ = rank_[position] + 1;
-    if (first_pass_) {
-      observed_.push_back(static_cast<std::uint32_t>(position));
-    }
+  entries_[*index].used = true;
+  if (rank_[*index] != cursor_) {  // not what was expected: look again at what has been passed over
+    fetched_to_ = 0;
+    ++resets_;
+  }
+  cursor_ = rank_[*index] + 1;
+  if (first_pass_) {
+    observed_.push_back(*index);
   }
 }
 
@@ -174,7 +204,9 @@ void Tape::begin_use_locked() {
   if (in_use_) {
     return;
   }
+  forget_gone_locked();
   recall_order_locked();
+  steps_->enter_backward();
   in_use_ = true;
 }
 

@@ -19,17 +19,28 @@ namespace ebb {
 class OrderBook;
 class SavedStorage;
 class StepRecorder;
+class ThreadSteps;
 
 // One step's storages that went away, in the order of saving, and the order in which backward is expected to want them:
 // that of the last step that saved the same sizes, or else the reverse of saving. The expectation only decides what is
 // fetched ahead; a use in any other order is just as right.
 //
+// Note [Saves that are gone]
+// A step may live for long, because one of its saves does, while thousands of others come and go. So it forgets a
+// storage that ends before backward has begun, and what a backward itself saves (create_graph) it counts and never
+// lists: no order is known of that.
+//
 // Threads: every member may be called from any thread.
-class Tape {
+class Tape : public std::enable_shared_from_this<Tape> {
  public:
   static constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
 
-  explicit Tape(std::shared_ptr<OrderBook> book) : book_(std::move(book)) {}
+  // A storage that went away. Ids rise in the order of going.
+  using Id = std::uint64_t;
+
+  // `steps`: those of the thread that makes this one.
+  Tape(std::shared_ptr<OrderBook> book, std::shared_ptr<ThreadSteps> steps)
+      : book_(std::move(book)), steps_(std::move(steps)) {}
 
   // Tells the order book what was learned.
   ~Tape();
@@ -42,27 +53,24 @@ class Tape {
   // A storage is saved that the policy is not asked about.
   void began();
 
-  // The last save of a candidate, or of such a storage, has ended.
+  // The last save of a candidate, or of such a storage, has ended. `id`: of one that went away.
   //
   // Note [Forward passes without backward]
   // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
   // before its backward began, they are forgotten, and the next save begins a step: they must not add up to a step that
   // was never one, which would raise the bounds of stash and window and the ordinals that policies go by, nor disturb
   // the order learned from the steps that are.
-  void ended();
+  struct Gone {
+    Id id;
+    std::uint64_t bytes;
+  };
+  void ended(std::optional<Gone> gone = std::nullopt);
 
   // Adds a storage that went away, as decided at its save or later; `stream`: on which it was saved; `ordinal`: as
-  // Candidate::ordinal. Returns its position.
+  // Candidate::ordinal.
   enum class Went : bool { kAtItsSave, kLater };
-  std::size_t append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
-                     std::uint32_t ordinal, Went when);
-
-  // Adds one that stays, saved on `stream`: it may be evicted.
-  void kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream);
-
-  // Moves away what stays, the first saved first, which backward wants last, until it is enough. What cannot be moved
-  // is passed over.
-  void evict(const std::function<bool()>& enough);
+  Id append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
+            Went when);
 
   // The storage that went away last at its save, and the largest of those before it.
   struct LastSave {
@@ -84,8 +92,8 @@ class Tape {
   // there is a plan.
   bool asked(std::uint32_t ordinal);
 
-  // Backward has asked for the storage at this position.
-  void used(std::size_t position);
+  // Backward has asked for this storage.
+  void used(Id id);
 
   // Starts copies in for what comes next, until the window is full, or with a plan its room (BackwardRoom). Whether
   // that is now all there is.
@@ -99,22 +107,41 @@ class Tape {
   // Whether a step with the same sizes has been seen.
   [[nodiscard]] bool order_is_known();
 
-  // Gives up what was fetched ahead and nobody has asked for, but for what another thread is just about to use. Where
-  // backward covers a part of the graph only, and the graph lives on, it would hold the window, which is for all steps.
-  void drop_guesses();
+  // Gives up what was fetched ahead and nobody has asked for, what is needed last first, until it is enough; but for
+  // what another thread is just about to use. Where backward covers a part of the graph only, and the graph lives on,
+  // it would hold the window, which is for all steps.
+  void drop_guesses(const std::function<bool()>& enough);
+  void drop_guesses() {
+    drop_guesses([] { return false; });
+  }
 
   // Whether backward has begun.
   [[nodiscard]] bool in_use() const { return in_use_; }
 
  private:
+  struct Entry {
+    Id id;
+    std::weak_ptr<SavedStorage> storage;
+    std::uint64_t bytes;
+    std::uint32_t ordinal;
+    bool used = false;  // in this pass over the graph
+    bool gone = false;
+  };
+
   void begin_use_locked();
+  void forget_gone_locked();
+  [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const;
+  [[nodiscard]] std::uint64_t signature_locked() const;
   void recall_order_locked();
   [[nodiscard]] std::vector<std::uint32_t> planned_order_locked();
   [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const;
+  void prefetches_now();
 
   const std::shared_ptr<OrderBook> book_;
+  const std::shared_ptr<ThreadSteps> steps_;
   std::atomic<bool> in_use_{false};
   std::atomic<bool> tried_early_{false};
+  std::atomic<bool> prefetching_{false};  // told `steps_` so
 
   std::mutex fetch_mutex_;  // taken before mutex_ and before any storage's lock; at most one thread fetches ahead
 
@@ -123,21 +150,16 @@ class Tape {
   std::size_t alive_ = 0;          // candidates and others with saves
   std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
-  std::vector<std::weak_ptr<SavedStorage>> storages_;
-  std::vector<std::uint32_t> ordinals_;  // of `storages_`
-  struct KeptStorage {
-    std::weak_ptr<SavedStorage> storage;
-    c10::Stream stream;
-  };
-  std::vector<KeptStorage> kept_;
+  std::uint64_t saved_in_backward_bytes_ = 0;  // that live
+  Id next_id_ = 0;
+  std::vector<Entry> entries_;  // by id. Fixed by the first use
+  std::size_t gone_ = 0;        // of the entries
   LastSave last_save_;
   std::shared_ptr<StepRecorder> recorder_;
   std::shared_ptr<const Plan> plan_;
   std::optional<c10::Stream> last_stream_;  // on which something was saved
-  std::vector<bool> used_;                  // in this pass over the graph
-  std::uint64_t signature_ = 0;             // of the sizes, in order
-  std::vector<std::uint32_t> order_;        // expected; fixed by the first use
-  std::vector<std::uint32_t> rank_;         // of each position in `order_`
+  std::vector<std::uint32_t> order_;        // expected, as indices of entries; fixed by the first use
+  std::vector<std::uint32_t> rank_;         // of each entry in `order_`
   std::vector<std::uint32_t> observed_;     // what the first pass really did
   bool first_pass_ = true;
   std::vector<std::uint32_t> part_of_;      // with a plan: by ordinal, the part of backward that begins with its need
@@ -145,6 +167,7 @@ class Tape {
   std::optional<LeastBetween> held_bytes_;  // with a plan: BackwardRoom::held_bytes
   std::uint32_t part_ = 0;                  // in which backward is
   std::size_t fetched_to_ = 0;              // rank up to which everything unused has been fetched ahead
+  std::uint64_t resets_ = 0;                // of `fetched_to_`
   std::size_t cursor_ = 0;                  // rank behind the last use
 };
 

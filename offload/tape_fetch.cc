@@ -8,32 +8,34 @@
 
 #include "offload/order_book.h"
 #include "offload/saved_storage.h"
+#include "offload/thread_steps.h"
 
 // In which order backward is expected to use what went away, and fetching that ahead; tape.cc has the rest.
 namespace ebb {
 
 void Tape::recall_order_locked() {
-  const std::size_t count = storages_.size();
+  const std::size_t count = entries_.size();
   part_of_.clear();
   last_part_.clear();
   held_bytes_.reset();
   part_ = 0;
-  order_ = plan_ == nullptr ? book_->recall(signature_, count) : planned_order_locked();
+  order_ = plan_ == nullptr ? book_->recall(signature_locked(), count) : planned_order_locked();
   rank_.resize(count);
   for (std::uint32_t rank = 0; rank < count; ++rank) {
     rank_[order_[rank]] = rank;
   }
   fetched_to_ = 0;
+  ++resets_;
 }
 
 // As the plan has it; what is not in it, last.
 std::vector<std::uint32_t> Tape::planned_order_locked() {
   const BackwardRoom& room = plan_->room.backward;
   const std::size_t planned = plan_->decisions.size();
-  std::vector<std::uint32_t> position_of(planned, kNotPlanned);
-  for (std::uint32_t position = 0; position < ordinals_.size(); ++position) {
-    if (ordinals_[position] < planned) {
-      position_of[ordinals_[position]] = position;
+  std::vector<std::uint32_t> index_of(planned, kNotPlanned);
+  for (std::uint32_t index = 0; index < entries_.size(); ++index) {
+    if (entries_[index].ordinal < planned) {
+      index_of[entries_[index].ordinal] = index;
     }
   }
   part_of_.assign(planned, 0);
@@ -41,18 +43,18 @@ std::vector<std::uint32_t> Tape::planned_order_locked() {
     part_of_[room.needed[k]] = k + 1;
   }
   held_bytes_.emplace(room.held_bytes);
-  std::vector<bool> listed(storages_.size(), false);
+  std::vector<bool> listed(entries_.size(), false);
   std::vector<std::uint32_t> order;
   for (const BackwardRoom::CopyIn& copy : room.copies_in) {
-    if (const std::uint32_t position = position_of[copy.storage]; position != kNotPlanned) {
-      listed[position] = true;
-      order.push_back(position);
+    if (const std::uint32_t index = index_of[copy.storage]; index != kNotPlanned) {
+      listed[index] = true;
+      order.push_back(index);
       last_part_.push_back(copy.last_part);
     }
   }
-  for (std::size_t position = listed.size(); position-- > 0;) {
-    if (!listed[position]) {
-      order.push_back(static_cast<std::uint32_t>(position));
+  for (std::size_t index = listed.size(); index-- > 0;) {
+    if (!listed[index]) {
+      order.push_back(static_cast<std::uint32_t>(index));
       last_part_.push_back(kNotPlanned);
     }
   }
@@ -70,16 +72,17 @@ std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) const {
 
 bool Tape::order_is_known() {
   const std::lock_guard lock(mutex_);
-  return plan_ != nullptr || book_->knows(signature_);
+  return plan_ != nullptr || book_->knows(signature_locked());
 }
 
 void Tape::fetch_early(c10::Stream stream) {
   tried_early_ = true;
   {
     const std::lock_guard lock(mutex_);
-    if (in_use_ || last_stream_ != stream || (plan_ == nullptr && !book_->knows(signature_))) {
+    if (in_use_ || last_stream_ != stream || (plan_ == nullptr && !book_->knows(signature_locked()))) {
       return;
     }
+    forget_gone_locked();
     recall_order_locked();
   }
   static_cast<void>(fetch_ahead());
@@ -94,15 +97,17 @@ bool Tape::fetch_ahead() {
   while (true) {
     std::shared_ptr<SavedStorage> next;
     std::size_t rank = 0;
+    std::uint64_t resets = 0;
     std::optional<std::uint64_t> held_bytes;
     {
       const std::lock_guard lock(mutex_);
       for (rank = std::max(cursor_, fetched_to_); rank < order_.size() && next == nullptr; ++rank) {
-        if (!used_[order_[rank]]) {
-          next = storages_[order_[rank]].lock();
+        if (!entries_[order_[rank]].used) {
+          next = entries_[order_[rank]].storage.lock();
         }
       }
       fetched_to_ = next == nullptr ? rank : rank - 1;
+      resets = resets_;
       if (next != nullptr) {
         held_bytes = held_bytes_locked(rank - 1);
       }
@@ -111,22 +116,46 @@ bool Tape::fetch_ahead() {
       return true;
     }
     asked.push_back(next);
+    prefetches_now();
     if (!next->fetch_ahead(held_bytes)) {
       return false;
     }
     const std::lock_guard lock(mutex_);
-    fetched_to_ = std::max(fetched_to_, rank);
+    if (resets_ == resets) {  // else what was before this rank may have been given up meanwhile
+      fetched_to_ = std::max(fetched_to_, rank);
+    }
   }
 }
 
-void Tape::drop_guesses() {
+// Before the copy is started, so that whoever asks for room at the same time finds it.
+void Tape::prefetches_now() {
+  if (!prefetching_.exchange(true)) {
+    steps_->prefetches(weak_from_this());
+  }
+}
+
+void Tape::drop_guesses(const std::function<bool()>& enough) {
+  prefetching_ = false;
   std::vector<std::weak_ptr<SavedStorage>> storages;
   {
     const std::lock_guard lock(mutex_);
-    storages = storages_;
+    if (order_.size() == entries_.size()) {
+      for (auto index = order_.rbegin(); index != order_.rend(); ++index) {
+        storages.push_back(entries_[*index].storage);
+      }
+    } else {  // some came or went since: the first saved is taken to be needed last
+      for (const Entry& entry : entries_) {
+        storages.push_back(entry.storage);
+      }
+    }
     fetched_to_ = 0;
+    ++resets_;
   }
   for (const std::weak_ptr<SavedStorage>& each : storages) {
+    if (enough()) {
+      prefetches_now();
+      return;
+    }
     if (const std::shared_ptr<SavedStorage> storage = each.lock()) {
       storage->drop_guess();
     }

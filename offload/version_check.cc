@@ -1,6 +1,7 @@
 #include "offload/version_check.h"
 
 #include <sstream>
+#include <utility>
 
 #include <ATen/core/Formatting.h>
 #include <ATen/core/Tensor.h>
@@ -45,6 +46,11 @@ void VersionCheck::check(const at::Tensor& like) const {
   TORCH_CHECK(false, message.str());
 }
 
+at::Tensor VersionCheck::saved() const {
+  auto alive = saved_.lock();
+  return alive ? at::Tensor(std::move(alive)) : at::Tensor();
+}
+
 // LibTorch names the node that made what the tensor holds now, unless the saving node saved its own output: then it
 // names that node, which is the one that runs while its saves are unpacked.
 std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
@@ -52,10 +58,8 @@ std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
   if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {
     return at_save;
   }
-  if (auto alive = saved_.lock()) {
-    return at::Tensor(std::move(alive)).grad_fn();
-  }
-  return at_save;
+  const at::Tensor tensor = saved();
+  return tensor.defined() ? tensor.grad_fn() : at_save;
 }
 
 }  // namespace ebb

@@ -28,6 +28,9 @@ class VersionCheck {
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
 
+  // The tensor that was saved, if the program still has it; else undefined.
+  [[nodiscard]] at::Tensor saved() const;
+
  private:
   [[nodiscard]] std::shared_ptr<torch::autograd::Node> producer() const;
 

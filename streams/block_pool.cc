@@ -119,12 +119,31 @@ std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
   if (requests == 0) {
     return std::nullopt;
   }
-  std::optional<Backing::Range> grown = backing_->grow(requests * rounded);
+  std::optional<Backing::Range> grown = ask_backing(requests * rounded);
   if (!grown && requests > 1) {
-    grown = backing_->grow(rounded);
+    grown = ask_backing(rounded);
   }
   if (grown) {
     grown->bytes = round_down(std::min<std::uint64_t>(grown->bytes, room));
+  }
+  return grown;
+}
+
+// Requires growth_mutex_. Note [Refusals are remembered]
+std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
+  const auto now = std::chrono::steady_clock::now();
+  if (refused_bytes_ && now - refused_at_ >= kRefusalLasts) {
+    refused_bytes_.reset();
+  }
+  if (refused_bytes_ && bytes >= *refused_bytes_) {
+    return std::nullopt;
+  }
+  std::optional<Backing::Range> grown = backing_->grow(bytes);
+  if (!grown) {
+    refused_bytes_ = bytes;
+    refused_at_ = std::chrono::steady_clock::now();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++stats_.refusals;
   }
   return grown;
 }

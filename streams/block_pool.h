@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,8 +46,14 @@ class Backing {
 // least a sixteenth of the present capacity, between 64 MiB and 1 GiB, so few slabs serve a run (pinning is slow) and
 // a pool of equal requests is larger than its need by at most that and one request. Near the capacity limit the slab
 // gets as small as one request.
+//
+// Note [Refusals are remembered]
+// A system that is out of memory or disk is slow to say so: 100 us to read the kernel's figures, or to have fallocate
+// try. Where the pool is full, every save would ask. So after a refusal nobody asks for as much or more until some time
+// has passed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
+  static constexpr std::chrono::milliseconds kRefusalLasts{100};
   static constexpr std::size_t kAlignment = 4096;  // a page: what direct I/O and huge-page slabs both accept
 
   // `capacity_bytes`: the most to take from the backing; nullopt for all that it gives. What a backing gives beyond
@@ -72,6 +79,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   std::optional<Block> try_lease(std::size_t bytes);
   std::optional<Backing::Range> grow(std::size_t rounded);
+  std::optional<Backing::Range> ask_backing(std::size_t bytes);
   std::optional<RangeAllocator::Range> take(std::size_t rounded);
   Block make_block(RangeAllocator::Range range, std::size_t bytes);
 
@@ -80,6 +88,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const ProcessMark process_;
 
   std::mutex growth_mutex_;  // taken before mutex_, never after; held while the backing grows
+  std::optional<std::size_t> refused_bytes_;          // LOCK: growth_mutex_. Note [Refusals are remembered]
+  std::chrono::steady_clock::time_point refused_at_;  // LOCK: growth_mutex_
 
   mutable std::mutex mutex_;
   RangeAllocator free_;  // LOCK: mutex_

@@ -133,6 +133,7 @@ class CheckedTier final : public Tier {
   [[nodiscard]] double ms_between(const Ticket& earlier, const Ticket& later) const override {
     return tier_->ms_between(earlier, later);
   }
+  [[nodiscard]] bool captures() const override { return tier_->captures(); }
   void update_trace() override { tier_->update_trace(); }
   void flush() noexcept override { tier_->flush(); }
 

@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/ScopeExit.h>
 
 #include "streams/fault_point.h"
 #include "streams/host_slabs.h"
@@ -21,6 +22,21 @@ CopyLane::Small small(const PinnedTier::Config& config) {
   return config.overlapped && config.pinned ? CopyLane::Small::kBatched : CopyLane::Small::kAlone;
 }
 
+bool is_capturing(c10::cuda::CUDAStream stream) {
+  const c10::cuda::CUDAGuard device(stream.device());
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream.stream(), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// The host waits, and says that this is no part of what is captured.
+void wait_beside_capture(const CudaEvent& event) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const auto restore = c10::make_scope_exit([&mode] { cudaThreadExchangeStreamCaptureMode(&mode); });
+  event.synchronize();
+}
+
 }  // namespace
 
 PinnedTier::PinnedTier(const Config& config)
@@ -36,6 +52,8 @@ c10::Stream PinnedTier::current_stream() const {
   return c10::cuda::getCurrentCUDAStream(config_.device.index()).unwrap();
 }
 
+bool PinnedTier::captures() const { return is_capturing(cuda(current_stream())); }
+
 Ticket PinnedTier::record(c10::Stream stream) { return events_.record(cuda(stream)); }
 
 void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
@@ -47,6 +65,10 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     return;
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
+  if (is_capturing(compute)) {  // a wait for other streams' work is refused there, and ends the capture
+    wait_beside_capture(*event);
+    return;
+  }
   const std::lock_guard lock(wait_mutex_);
   auto before = times_->record(compute);
   event->block(compute);

@@ -47,6 +47,7 @@ class PinnedTier final : public Tier {
   [[nodiscard]] StallStats stall_stats() const override { return times_->stall_stats(); }
   [[nodiscard]] Ticket time_point(c10::Stream stream) override;
   [[nodiscard]] double ms_between(const Ticket& earlier, const Ticket& later) const override;
+  [[nodiscard]] bool captures() const override;
   void update_trace() override { times_->update_trace(); }
 
  private:

@@ -19,7 +19,8 @@ struct PoolStats {
   std::uint64_t now_bytes = 0;       // leased
   std::uint64_t peak_bytes = 0;      // the most that was ever leased
   std::uint64_t capacity_bytes = 0;  // held by the pool: pinned, allocated, or reserved in the file
-  std::uint64_t growths = 0;         // how often the pool asked the system for more
+  std::uint64_t growths = 0;         // how often the pool asked the system for more and got it
+  std::uint64_t refusals = 0;        // how often it asked and got nothing
 };
 
 struct StallStats {
@@ -87,6 +88,10 @@ class Tier {
 
   // From one time point of this tier to another, both of which must be done.
   [[nodiscard]] virtual double ms_between(const Ticket& earlier, const Ticket& later) const;
+
+  // Whether the calling thread's current stream records a CUDA graph: then nothing may be copied, for the copies would
+  // be part of the graph.
+  [[nodiscard]] virtual bool captures() const { return false; }
 
   // Hands a trace, where the tier has one, what it has not heard of yet and is over.
   virtual void update_trace() {}

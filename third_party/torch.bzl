@@ -59,8 +59,9 @@ def _torch_repository_impl(ctx):
         if not needed.exists:
             fail("%s does not exist: the torch of %s was not built for CUDA 13 (see third_party/requirements.txt)" % (needed, python))
 
-    if not cuda.get_child("include").get_child("crt").get_child("host_config.h").exists:
-        fail("%s/include has no crt/host_config.h: install nvidia-cuda-crt for %s (see third_party/requirements.txt)" % (cuda, python))
+    for header, wheel in {"crt/host_config.h": "nvidia-cuda-crt", "nv/target": "nvidia-cuda-cccl"}.items():
+        if not ctx.path("%s/include/%s" % (cuda, header)).exists:
+            fail("%s/include has no %s: install %s for %s (see third_party/requirements.txt)" % (cuda, header, wheel, python))
 
     ctx.symlink(torch.get_child("include"), "include")
     ctx.symlink(cuda.get_child("include"), "cuda_include")

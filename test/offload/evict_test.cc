@@ -108,6 +108,37 @@ TEST_CASE_METHOD(NoLeak, "a step that does not fit evicts what was kept, and has
   }
 }
 
+TEST_CASE_METHOD(NoLeak, "a copy ahead that finds no room neither evicts nor gives up what is needed sooner") {
+  constexpr int kCount = 8;
+  Setting setting = disk();
+  setting.options.window_bytes = kCount * kMatrix;
+  Rig rig(setting);
+  const auto step = [&](bool limited) {
+    Inputs in;
+    at::Tensor x = in.activation({kRows, kRows});
+    {
+      const OffloadGuard guard(rig.offloader());
+      for (int i = 0; i < kCount; ++i) {
+        x = x.sin();
+      }
+    }
+    rig.offloader().drain();
+    rig.offloader().reset_stats();
+    at::Tensor gradient = at::ones({kRows, kRows});
+    std::optional<FullDevice> full;
+    if (limited) {  // backward has two gradients and the storage it works on, and the rest is for copies ahead
+      full.emplace(device().bytes().now + 5 * kMatrix + 8 * 4096, rig.offloader());
+    }
+    x.backward(gradient);
+    CHECK(rig.stats().fetched.tensors == kCount);
+    CHECK(rig.stats().evicted.tensors == 0);
+    return full ? full->asked() : 0;
+  };
+  step(false);  // in which the order is learned
+  step(false);
+  CHECK(step(true) > 0);
+}
+
 TEST_CASE_METHOD(NoLeak, "without need nothing is evicted") {
   Rig rig(keeping(disk()));
   const FullDevice full(room_for(1.1), rig.offloader());

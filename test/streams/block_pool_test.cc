@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -223,6 +224,33 @@ TEST_CASE("a block keeps its pool alive, and the pool waits for its users before
   block.reset();
   CHECK(system.gone);
   CHECK(pending->waited());
+}
+
+TEST_CASE("a system that has refused is not asked again by every block, but is after a while") {
+  System system;
+  const auto pool = make_pool(system);
+  system.largest = 0;
+  CHECK_FALSE(pool->try_acquire(3 * kMiB));
+  const std::size_t asked = system.requests.size();
+  const std::uint64_t refusals = pool->stats().refusals;
+  CHECK(refusals == asked);
+  for (int i = 0; i < 1000; ++i) {
+    CHECK_FALSE(pool->try_acquire(3 * kMiB + i));
+  }
+  // A machine may be so slow that a while has passed meanwhile.
+  CHECK(system.requests.size() < asked + 100);
+  CHECK(pool->stats().refusals == system.requests.size());
+  system.largest = SIZE_MAX;
+  std::this_thread::sleep_for(2 * BlockPool::kRefusalLasts);
+  CHECK(pool->try_acquire(3 * kMiB));
+}
+
+TEST_CASE("a system that has refused much is asked for less") {
+  System system;
+  const auto pool = make_pool(system);
+  system.largest = 80 * kMiB;
+  CHECK_FALSE(pool->try_acquire(100 * kMiB));
+  CHECK(pool->try_acquire(70 * kMiB));
 }
 
 }  // namespace

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+namespace ebb {
+
+// Note [Lent tensors]
+// AccumulateGrad makes a gradient the leaf's `.grad` without a copy where nobody else refers to the tensor
+// (`is_tensor_stealable` in torch/csrc/autograd/variable.h), whoever else uses the memory. Without hooks, a
+// SavedVariable refers to the very tensor that it hands to backward, and so may the program: a backward that returns a
+// saved tensor has it copied. With hooks, SavedVariable::unpack returns another tensor over the same memory, to which
+// nobody refers; it would be taken over, and who then writes to the gradient (clipping, averaging, accumulation in
+// place) writes to the saved tensor, which other saves and the program may still use.
+//
+// So whoever has a save unpacked refers to the tensor that LibTorch makes of it, until that tensor has its memory and
+// its version counter for itself. LibTorch makes it by TensorImpl::shallow_copy_and_detach, which is virtual: a lent
+// tensor is one of a class of ours that remembers the copies made of it. They are let go of at the next save or unpack
+// after nobody else refers to them, at the end of a save, and when no backward pass is under way any more.
+//
+// What LibTorch does with a save, hooks or none:
+enum class Handing : std::uint8_t {
+  kItself,  // a leaf that requires no gradient: what the hook returns is what backward gets
+  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, so it is not lent
+  kLent,    // all else
+};
+[[nodiscard]] Handing handing_of(const at::Tensor& saved);
+
+// A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
+// Requires a dense tensor (TensorImpl itself).
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage);
+
+// The same over the tensor's own storage. A tensor of another class is returned as it is.
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor);
+
+// Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
+void refer_to_lent(const at::Tensor& tensor);
+
+// Lets go of what has its memory for itself, or is not used any more. Looks at a few of the tensors only, the latest
+// among them.
+void sweep_lent() noexcept;
+
+// Lives during a backward pass.
+class LendingPass {
+ public:
+  LendingPass();
+  ~LendingPass();
+  LendingPass(const LendingPass&) = delete;
+  LendingPass& operator=(const LendingPass&) = delete;
+};
+
+}  // namespace ebb

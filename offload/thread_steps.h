@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+namespace ebb {
+
+class Tape;
+
+// The steps that one thread has made with one offloader, as far as the next one has to know of them. Graphs that have
+// gone backward may stay alive by the thousand, so nothing here visits them.
+//
+// Threads: every member may be called from any thread.
+class ThreadSteps {
+ public:
+  // The step that was begun last; null if it has ended.
+  [[nodiscard]] std::shared_ptr<Tape> last();
+  void begin(const std::shared_ptr<Tape>& step);
+
+  // A step whose backward has begun, from then until the step's end.
+  void enter_backward() { in_backward_.fetch_add(1, std::memory_order_relaxed); }
+  void leave_backward() { in_backward_.fetch_sub(1, std::memory_order_relaxed); }
+
+  // How many such steps live.
+  [[nodiscard]] std::size_t in_backward() const { return in_backward_.load(std::memory_order_relaxed); }
+
+  // `step` may hold copies that nobody has asked for.
+  void prefetches(std::weak_ptr<Tape> step);
+
+  // The steps that prefetches() was called for since this was last asked, as far as they live.
+  [[nodiscard]] std::vector<std::shared_ptr<Tape>> take_prefetching();
+
+  // Nobody will miss it.
+  [[nodiscard]] bool is_idle();
+
+ private:
+  std::atomic<std::size_t> in_backward_{0};
+  std::mutex mutex_;
+  std::weak_ptr<Tape> last_;                       // LOCK: mutex_
+  std::vector<std::weak_ptr<Tape>> prefetching_;   // LOCK: mutex_
+};
+
+// Those of all threads.
+//
+// Threads: every member may be called from any thread.
+class StepsOfThreads {
+ public:
+  // The calling thread's.
+  [[nodiscard]] std::shared_ptr<ThreadSteps> here();
+
+  [[nodiscard]] std::vector<std::shared_ptr<ThreadSteps>> all();
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::thread::id, std::shared_ptr<ThreadSteps>> steps_;  // LOCK: mutex_
+  std::size_t next_cleaning_ = 64;                                           // LOCK: mutex_. Threads come and go
+};
+
+}  // namespace ebb

@@ -1,0 +1,69 @@
+// What a save costs must not depend on what else is alive, nor on how many came before.
+
+#include <malloc.h>
+
+#include <cstdint>
+#include <functional>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "test/offload/parity.h"
+#include "test/offload/planning_rig.h"
+
+namespace ebb {
+namespace {
+
+using torch::autograd::grad;
+
+std::uint64_t heap_bytes() { return mallinfo2().uordblks; }
+
+// How much the heap has grown over the last three quarters of `steps` calls.
+std::int64_t growth(int steps, const std::function<void()>& step) {
+  for (int i = 0; i < steps / 4; ++i) {
+    step();
+  }
+  const auto before = static_cast<std::int64_t>(heap_bytes());
+  for (int i = steps / 4; i < steps; ++i) {
+    step();
+  }
+  return static_cast<std::int64_t>(heap_bytes()) - before;
+}
+
+constexpr std::int64_t kLittle = 64 << 10;
+
+TEST_CASE_METHOD(NoLeak, "forward passes that are dropped leave nothing behind while one save lives on") {
+  Rig rig(late_without_stash());
+  Inputs in;
+  const at::Tensor x = in.activation({32});
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor held = x.sin();
+  CHECK(growth(20000, [&] { static_cast<void>(x.cos().sin()); }) < kLittle);
+  held.sum().backward();
+}
+
+TEST_CASE_METHOD(NoLeak, "derivatives of derivatives leave nothing behind while their graph lives on") {
+  Rig rig(late_without_stash());
+  Inputs in;
+  const at::Tensor x = in.activation({32});
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor loss = x.sin().cos().sum();
+  const auto derive = [&] { static_cast<void>(grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)); };
+  CHECK(growth(4000, derive) < kLittle);
+  loss.backward();
+}
+
+TEST_CASE_METHOD(NoLeak, "nor with a budget, whose steps are recorded") {
+  Rig rig(planned(DeviceBytes{64 << 20}));
+  Inputs in;
+  const at::Tensor x = in.activation({64, 64});
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor held = x.sin();
+  CHECK(growth(20000, [&] { static_cast<void>(x.cos().sin()); }) < kLittle);
+  held.sum().backward();
+}
+
+}  // namespace
+}  // namespace ebb

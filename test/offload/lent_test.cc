@@ -1,0 +1,240 @@
+// A backward that returns a saved tensor as its gradient: the leaf's `.grad` must not be memory that the program, or
+// another save, still uses. So programs here write to their gradients, and all of their live tensors are compared.
+
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "offload/checkpoint.h"
+#include "policy/everything.h"
+#include "test/offload/parity.h"
+
+namespace ebb {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// Passes its first input on, and returns its second one as the gradient of the first.
+struct ReturnsSaved : Function<ReturnsSaved> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& saved) {
+    context->save_for_backward({saved});
+    return x.clone();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
+    return {context->get_saved_variables()[0], at::Tensor()};
+  }
+};
+
+// Saves what it computed without gradients, and returns that.
+struct ReturnsComputed : Function<ReturnsComputed> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, at::Tensor* kept) {
+    const at::Tensor computed = x * 3;
+    *kept = computed;
+    context->save_for_backward({computed});
+    return x.clone();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
+    return {context->get_saved_variables()[0], at::Tensor()};
+  }
+};
+
+// Saves its output and returns that: plain autograd itself takes such a tensor over.
+struct ReturnsOutput : Function<ReturnsOutput> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    at::Tensor out = x * 2;
+    context->save_for_backward({out});
+    return out;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
+    return {context->get_saved_variables()[0]};
+  }
+};
+
+void write(const Tensors& leaves) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& leaf : leaves) {
+    leaf.mutable_grad().mul_(-5).add_(1);
+  }
+}
+
+// A setting of each kind: moved by the simulated tier, by the disk; kept by the policy, below a policy's least bytes.
+std::vector<Setting> kinds() {
+  std::vector<Setting> settings{late(), late_without_stash(), disk()};
+  settings.push_back(late());
+  settings.back().name = "kept";
+  settings.back().options.policy = keep_everything();
+  settings.push_back(late());
+  settings.back().name = "smaller than any that is asked about";
+  settings.back().options.policy = keep_everything(1 << 20);
+  return settings;
+}
+
+void expect_parity_of_each_kind(const Program& program) {
+  for (const Setting& setting : kinds()) {
+    expect_parity(program, setting);
+  }
+}
+
+enum class Saved : std::uint8_t { kConstant, kActivation, kParameter, kViewOfParameter };
+
+at::Tensor make(Inputs& in, Saved what) {
+  switch (what) {
+    case Saved::kConstant:
+      return in.constant({8});
+    case Saved::kActivation:
+      return in.activation({8});
+    case Saved::kParameter:
+      return in.leaf({8});
+    case Saved::kViewOfParameter:
+      break;
+  }
+  return in.leaf({2, 4}).view({8});
+}
+
+TEST_CASE_METHOD(NoLeak, "a gradient that a backward returns from its saves is not the program's own tensor") {
+  const Saved what = GENERATE(Saved::kConstant, Saved::kActivation, Saved::kParameter, Saved::kViewOfParameter);
+  const bool retained = GENERATE(false, true);
+  CAPTURE(static_cast<int>(what), retained);
+  expect_parity_of_each_kind([=](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    const at::Tensor saved = make(in, what);
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      loss = ReturnsSaved::apply(x, saved).sum();
+    }
+    loss.backward({}, retained);
+    write({x});
+    Tensors all{x, saved, x.grad()};
+    if (retained) {  // by default a second backward adds to the gradient in place
+      loss.backward();
+      write({x});
+      all.push_back(x.grad());
+      all.push_back(saved);
+    }
+    return all;
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "nor is it memory that another save still has, though the program has let go of the tensor") {
+  const bool activation = GENERATE(false, true);
+  expect_parity_of_each_kind([=](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    const at::Tensor y = in.leaf({8});
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      const at::Tensor saved = activation ? in.activation({8}) : in.constant({8});
+      loss = (ReturnsSaved::apply(x, saved) + ReturnsSaved::apply(y, saved) + y * saved).sum();
+    }
+    // As an optimizer that steps inside of backward does.
+    x.register_hook([](const at::Tensor& gradient) { return gradient; });
+    torch::autograd::backward({loss}, {}, /*retain_graph=*/true);
+    write({x, y});
+    const Tensors once{x.grad().clone(), y.grad().clone()};
+    loss.backward();
+    return Tensors{once[0], once[1], x.grad(), y.grad()};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "two gradients that are the same saved tensor do not share memory") {
+  expect_parity_of_each_kind([](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    const at::Tensor y = in.leaf({8});
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      const at::Tensor saved = in.activation({8});
+      loss = (ReturnsSaved::apply(x, saved) + ReturnsSaved::apply(y, saved)).sum();
+    }
+    loss.backward();
+    write({x});
+    return Tensors{x.grad(), y.grad()};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "what a function computed without gradients and saved is handed out as plain autograd does") {
+  const bool program_keeps_it = GENERATE(false, true);
+  expect_parity_of_each_kind([=](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    at::Tensor kept;
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      loss = ReturnsComputed::apply(x, &kept).sum();
+    }
+    if (!program_keeps_it) {
+      kept.reset();
+    }
+    loss.backward();
+    write({x});
+    return program_keeps_it ? Tensors{x.grad(), kept} : Tensors{x.grad()};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "an output that a backward returns is taken over, as plain autograd does") {
+  expect_parity_of_each_kind([](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    at::Tensor out;
+    {
+      const auto guard = run.guard();
+      out = ReturnsOutput::apply(x);
+    }
+    out.sum().backward();
+    write({x});
+    return Tensors{x.grad(), out.detach()};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "an input of a checkpointed region is not taken over either") {
+  expect_parity_of_each_kind([](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    const at::Tensor saved = in.activation({8});
+    const at::Tensor constant = in.constant({8});
+    const CheckpointedFunction function = [](const std::vector<at::Tensor>& of) {
+      return std::vector<at::Tensor>{ReturnsSaved::apply(of[0], of[1]) + ReturnsSaved::apply(of[0], of[2])};
+    };
+    at::Tensor loss;
+    {
+      const auto guard = run.guard();
+      const std::vector<at::Tensor> inputs{x, saved, constant};
+      loss = (run.offloader() == nullptr ? function(inputs) : checkpoint(function, inputs))[0].sum();
+    }
+    loss.backward();
+    write({x});
+    return Tensors{x.grad(), saved, constant};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "a saved tensor that is nobody else's is still taken over, without a copy") {
+  Setting setting = late_without_stash();
+  Rig rig(setting);
+  Inputs in;
+  const at::Tensor x = in.leaf({1024});
+  const void* returned = nullptr;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    at::Tensor kept;
+    loss = ReturnsComputed::apply(x, &kept).sum();
+  }
+  x.register_hook([&](const at::Tensor& gradient) { returned = gradient.data_ptr(); });
+  loss.backward();
+  CHECK(x.grad().data_ptr() == returned);
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,121 @@
+// Tensors that are given other data between forward and backward (set_data: an average of the weights swapped in,
+// sharded parameters), and storages that are resized: no version tells of either.
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "policy/recompute.h"
+#include "test/offload/parity.h"
+
+namespace ebb {
+namespace {
+
+std::vector<Setting> with_recipes() {
+  std::vector<Setting> settings = all_settings();
+  settings.push_back(late());
+  settings.back().name = "recomputed";
+  settings.back().options.policy = recompute();
+  return settings;
+}
+
+enum class Operand : std::uint8_t { kParameter, kView, kActivation };
+
+TEST_CASE_METHOD(NoLeak, "what was computed from a tensor that got other data since is what it was") {
+  const Operand what = GENERATE(Operand::kParameter, Operand::kView, Operand::kActivation);
+  const bool matrix = GENERATE(false, true);
+  CAPTURE(static_cast<int>(what), matrix);
+  for (const Setting& setting : with_recipes()) {
+    expect_parity(
+        [=](const Run& run) {
+          Inputs in;
+          at::Tensor weight = what == Operand::kActivation ? in.activation({16, 16}) : in.leaf({16, 16});
+          at::Tensor loss;
+          {
+            const auto guard = run.guard();
+            const at::Tensor x = in.activation({16, 16});
+            const at::Tensor operand = what == Operand::kView ? weight.t() : weight;
+            const at::Tensor product = matrix ? at::mm(x, operand) : x * operand;
+            loss = product.sin().sum();  // saves the product
+          }
+          weight.set_data(in.constant({16, 16}));
+          loss.backward();
+          return in.gradients();
+        },
+        setting);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "also if it got them before the product was saved") {
+  for (const Setting& setting : with_recipes()) {
+    expect_parity(
+        [=](const Run& run) {
+          Inputs in;
+          at::Tensor weight = in.leaf({16, 16});
+          at::Tensor loss;
+          {
+            const auto guard = run.guard();
+            const at::Tensor product = in.activation({16, 16}) * weight;
+            weight.set_data(in.constant({16, 16}));
+            loss = product.sin().sum();
+          }
+          loss.backward();
+          return in.gradients();
+        },
+        setting);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "also if the product was made outside of the guard") {
+  for (const Setting& setting : with_recipes()) {
+    expect_parity(
+        [=](const Run& run) {
+          Inputs in;
+          at::Tensor weight = in.leaf({16, 16});
+          const at::Tensor product = in.activation({16, 16}) * weight;
+          weight.set_data(in.constant({16, 16}));
+          at::Tensor loss;
+          {
+            const auto guard = run.guard();
+            loss = product.sin().sum();
+          }
+          loss.backward();
+          return in.gradients();
+        },
+        setting);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "a recipe whose input was resized is one clear error, and nothing is lost") {
+  Setting setting = late();
+  setting.options.policy = recompute();
+  Rig rig(setting);
+  Inputs in;
+  const at::Tensor weight = in.leaf({16, 16});
+  at::Tensor product;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    const at::Tensor x = in.activation({16, 16});
+    product = x * weight;
+    loss = product.sin().sum();
+    product.reset();
+  }
+  REQUIRE(rig.stats().dropped.tensors >= 1);
+  const at::Tensor bytes = weight.detach().clone();
+  weight.storage().unsafeGetStorageImpl()->set_nbytes(0);
+  CHECK_THROWS_WITH(loss.backward({}, /*retain_graph=*/true),
+                    Catch::Contains("recomputed") && Catch::Contains("resized or replaced"));
+  forget_failed_backward();
+  weight.storage().unsafeGetStorageImpl()->set_nbytes(bytes.nbytes());
+  loss.backward();
+  Inputs same;
+  const at::Tensor other = same.leaf({16, 16});
+  (same.activation({16, 16}) * other).sin().sum().backward();
+  CHECK(in.gradients()[0].equal(same.gradients()[0]));
+}
+
+}  // namespace
+}  // namespace ebb
