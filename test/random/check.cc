@@ -68,13 +68,19 @@ bool may_race_with_an_error(const Case& tested, c10::Device device, const Outcom
 
 // Note [Recipes and writes]
 // A recipe computes from what its operation has saved. Where that has been written to, backward gets LibTorch's error
-// for it even if plain autograd would not have looked there: the graph covers other parts only, or has been freed. It
-// has to be shown that there was such a write: Note [Proof of a write].
+// for it even if plain autograd would not have looked there: the graph covers other parts only, or has been freed.
+// Where its memory was taken away, backward gets an error of ebb's. It has to be shown that there was such a write, or
+// that such memory was taken: Note [Proof of a write].
 bool is_a_recipes_refusal(const Case& tested, const Outcome& expected, const Difference& found, c10::Device device) {
   const Choice policy = tested.setting.policy;
-  const bool recipes = policy == Choice::kRecompute || policy == Choice::kAnything || policy == Choice::kPlan;
-  return recipes && found.error.find("has been modified by an inplace operation") != std::string::npos &&
-         plain_refuses_too(tested.program, expected, found, device);
+  const auto says = [&found](const char* text) { return found.error.find(text) != std::string::npos; };
+  if (policy != Choice::kRecompute && policy != Choice::kAnything && policy != Choice::kPlan) {
+    return false;
+  }
+  return (says("has been modified by an inplace operation") &&
+          plain_refuses_too(tested.program, expected, found, device)) ||
+         (says("has been resized or replaced since") &&
+          saved_memory_was_taken(tested.program, expected, found, device));
 }
 
 // Note [The name of a kernel that is not there]

@@ -112,6 +112,11 @@ at::Tensor Interpreter::run(const Instruction& line) {
       (kind == Kind::kData && std::ranges::any_of(operands, shared))) {
     return {};
   }
+  if (kind == Kind::kData) {
+    // Note [Memory that is resized]
+    // A copy out under way reads memory that a program takes from its storage itself, behind whoever holds the storage.
+    std::ranges::for_each(ground_.offloaders, &Offloader::drain);
+  }
   switch (kind) {
     case Kind::kCrowd:
       return crowd(line, operands.front());

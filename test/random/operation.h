@@ -21,7 +21,7 @@ enum class Kind : std::uint8_t {
   kIndex,     // as kCompute; its last operand wants integers or truth values
   kWrite,     // writes into its first operand and returns it
   kReturn,    // as kCompute; its backward returns what it has saved, so that its first operand had best be a leaf
-  kData,      // gives its first operand other memory behind autograd's back and returns it
+  kData,      // gives a tensor other memory behind autograd's back
   kRegion,    // as kCompute, run by the interpreter in a checkpointed region
   kMake,      // a tensor from nothing: leaf, constant, shared. Run by the interpreter, as all that follow
   kScope,     // guard, no_op, no_grad, and leave, which ends the innermost of them

@@ -54,9 +54,8 @@ class Emptied {
   at::Tensor taken_;
 };
 
-// Weights only: memory that is resized while a copy out reads it is read after it was freed.
 void check_can_be_emptied(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.is_leaf() && tensor.requires_grad() && tensor.storage().nbytes() > 0, "not a weight");
+  TORCH_CHECK(tensor.storage().resizable() && tensor.storage().nbytes() > 0, "memory that does not come and go");
 }
 
 at::Tensor swap_data(const Tensors& x, const Numbers& /*n*/) {
@@ -81,6 +80,20 @@ at::Tensor refill(const Tensors& x, const Numbers& /*n*/) {
   return x[0];
 }
 
+// Derives by the second operand what is made of the first, while the first has no memory: plain autograd does not look
+// there, but a recipe for what lies between takes it.
+at::Tensor derive_while_empty(const Tensors& x, const Numbers& /*n*/) {
+  TORCH_CHECK(x[0].is_floating_point() && x[0].numel() > 0 && x[1].requires_grad(), "nothing to derive by");
+  const at::Tensor first = (x[0].detach() * 0.5).requires_grad_();  // a weight: no copy out of it is under way
+  const at::Tensor& second = x[1];
+  const at::Tensor out = at::silu(first) * fit(second, first);
+  const Emptied emptied(first);
+  const Tensors slopes = torch::autograd::grad({out}, {second}, {at::ones_like(out)}, /*retain_graph=*/true,
+                                               /*create_graph=*/false, /*allow_unused=*/true);
+  TORCH_CHECK(slopes[0].defined(), "nothing to derive by");
+  return out;
+}
+
 }  // namespace
 
 Operations data_operations() {
@@ -88,6 +101,7 @@ Operations data_operations() {
   return {
       {"swap_data", kind, 2, swap_data},
       {"refill", kind, 1, refill},
+      {"derive_while_empty", kind, 2, derive_while_empty},
   };
 }
 

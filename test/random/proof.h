@@ -18,4 +18,9 @@ namespace ebb::graphs {
 [[nodiscard]] bool plain_refuses_too(const Program& program, const Outcome& expected, const Difference& refusal,
                                      c10::Device device);
 
+// Whether a node behind the roots of the pass that `refusal` is of has saved memory that the program has taken from a
+// tensor, by other data or by resizing: what the node computes changes with what is written there.
+[[nodiscard]] bool saved_memory_was_taken(const Program& program, const Outcome& expected, const Difference& refusal,
+                                          c10::Device device);
+
 }  // namespace ebb::graphs
