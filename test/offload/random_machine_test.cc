@@ -17,6 +17,7 @@
 #include "test/random/check.h"
 #include "test/random/generator.h"
 #include "test/random/interpreter.h"
+#include "test/random/proof.h"
 #include "test/random/record.h"
 #include "test/random/shrinker.h"
 
@@ -168,6 +169,63 @@ TEST_CASE("what plain autograd refuses is expected of ebb, word for word") {
   CHECK(verdict.wrong == std::nullopt);
   CHECK(verdict.tally.errors == 1);
   CHECK(verdict.tally.offloaded == 1);
+}
+
+// sin saves v1 for a pass of its own; what is then written has been saved by v2's node as well.
+Program written_before(bool written) {
+  Thread lines{line(0, "leaf", {}), line(1, "scale", {0}), line(2, "silu", {1}), line(3, "sin", {2})};
+  if (written) {
+    lines.push_back(line(4, "zero_", {1}));
+  }
+  lines.push_back(line(5, "backward", {3}));
+  return {{std::move(lines)}};
+}
+
+std::string refusal_of(const Program& program) {
+  const Outcome outcome = run(program, Ground{kCpu, {}});
+  for (const Record& record : outcome.at(0)) {
+    if (record.is_error()) {
+      return record.text();
+    }
+  }
+  return {};
+}
+
+TEST_CASE("a refusal is proven by a node whose save was written to, and by nothing else") {
+  const std::string error = refusal_of(written_before(true));
+  REQUIRE_THAT(error, Catch::Contains("is at version 1; expected version 0"));
+  const Outcome nothing(1);
+  CHECK(plain_refuses_too(written_before(true), nothing, Difference{"", 0, 5, error}, kCpu));
+  CHECK_FALSE(plain_refuses_too(written_before(false), nothing, Difference{"", 0, 5, error}, kCpu));
+  std::string of_another_version = error;
+  of_another_version.replace(error.find("version 1"), 9, "version 2");
+  CHECK_FALSE(plain_refuses_too(written_before(true), nothing, Difference{"", 0, 5, of_another_version}, kCpu));
+}
+
+TEST_CASE("that memory was taken is proven by a node that has saved it, and by nothing else") {
+  const auto swapped = [](int victim) {
+    return Program{{{line(0, "leaf", {}), line(1, "leaf", {}, {1, 0, 5}), line(2, "sin", {0}),
+                     line(3, "swap_data", {victim, victim}), line(5, "backward", {2})}}};
+  };
+  CHECK_FALSE(saved_memory_was_taken(swapped(1), Outcome(1), Difference{"", 0, 5, ""}, kCpu));
+  const Program refilled{
+      {{line(0, "leaf", {}), line(2, "sin", {0}), line(3, "refill", {0}), line(5, "backward", {2})}}};
+  CHECK(saved_memory_was_taken(refilled, Outcome(1), Difference{"", 0, 5, ""}, kCpu));
+}
+
+TEST_CASE("a write to gradients is followed by a look at all that is alive") {
+  const Tensors shared = make_shared_tensors(kCpu);
+  Interpreter interpreter(Ground{kCpu, {}}, shared);
+  for (const Instruction& each :
+       {line(0, "leaf", {}), line(1, "sin", {0}), line(2, "backward", {1}), line(3, "zero_gradients", {})}) {
+    interpreter.step(each);
+  }
+  std::vector<std::string> names;
+  for (const Record& record : interpreter.records()) {
+    names.push_back(record.name());
+  }
+  CHECK(names == std::vector<std::string>{"value seen by 3, of v0", "value seen by 3, of v1", "value seen by 3, of v2",
+                                          "leaf seen by 3, of v0", "gradient seen by 3, of v0"});
 }
 
 TEST_CASE("a shrinker keeps the one line that is at fault, and no setting that is not") {

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "test/random/device_bytes.h"
 #include "test/random/interpreter.h"
+#include "test/random/proof.h"
 #include "test/random/record.h"
 
 namespace ebb::graphs {
@@ -35,16 +37,17 @@ std::uint64_t errors(const Outcome& outcome) {
 
 // What a run under a setting did wrong.
 struct Found {
-  std::optional<std::string> difference;  // from what plain autograd computed
-  std::optional<std::string> other;       // bytes that stay, or an error of the offloader's own
+  std::optional<Difference> difference;  // from what plain autograd computed
+  std::optional<std::string> other;      // bytes that stay, or an error of the offloader's own
 };
 
 // One pass after another over one rig, until one is wrong.
 Found run_passes(const Case& tested, const Ground& ground, Rig& rig, const Outcome& expected, bool lets_go) {
   for (int pass = 0; pass < tested.setting.passes; ++pass) {
     const std::string prefix = "pass " + std::to_string(pass) + ", ";
-    if (const auto different = difference(expected, run(tested.program, ground))) {
-      return {.difference = prefix + *different, .other = {}};
+    if (auto different = first_difference(expected, run(tested.program, ground))) {
+      different->text.insert(0, prefix);
+      return {.difference = std::move(different), .other = {}};
     }
     if (const auto left = lets_go ? rig.leftover() : std::nullopt) {
       return {.difference = {}, .other = prefix + *left};
@@ -66,11 +69,18 @@ bool may_race_with_an_error(const Case& tested, c10::Device device, const Outcom
 // Note [Recipes and writes]
 // A recipe computes from what its operation has saved. Where that has been written to, backward gets LibTorch's error
 // for it even if plain autograd would not have looked there: the graph covers other parts only, or has been freed.
-bool is_a_recipes_refusal(const Setting& setting, const std::string& difference) {
-  const bool recipes =
-      setting.policy == Choice::kRecompute || setting.policy == Choice::kAnything || setting.policy == Choice::kPlan;
-  const auto refusal = difference.find("has been modified by an inplace operation");
-  return recipes && refusal < difference.find(" instead of ");
+// Where its memory was taken away, backward gets an error of ebb's. It has to be shown that there was such a write, or
+// that such memory was taken: Note [Proof of a write].
+bool is_a_recipes_refusal(const Case& tested, const Outcome& expected, const Difference& found, c10::Device device) {
+  const Choice policy = tested.setting.policy;
+  const auto says = [&found](const char* text) { return found.error.find(text) != std::string::npos; };
+  if (policy != Choice::kRecompute && policy != Choice::kAnything && policy != Choice::kPlan) {
+    return false;
+  }
+  return (says("has been modified by an inplace operation") &&
+          plain_refuses_too(tested.program, expected, found, device)) ||
+         (says("has been resized or replaced since") &&
+          saved_memory_was_taken(tested.program, expected, found, device));
 }
 
 // Note [The name of a kernel that is not there]
@@ -85,7 +95,7 @@ bool is_of_missing_kernels(const std::string& difference) {
 bool plain_is_steady(const Program& program, const Ground& plain, const Outcome& expected) {
   constexpr int kRuns = 20;
   for (int i = 0; i < kRuns; ++i) {
-    if (difference(expected, run(program, plain))) {
+    if (first_difference(expected, run(program, plain))) {
       return false;
     }
   }
@@ -124,10 +134,10 @@ Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
   } catch (const std::exception& error) {
     found.other = std::string("thrown by the offloader: ") + error.what();
   }
-  if (found.difference && is_of_missing_kernels(*found.difference)) {
+  if (found.difference && is_of_missing_kernels(found.difference->text)) {
     found.difference.reset();
   }
-  if (found.difference && is_a_recipes_refusal(tested.setting, *found.difference)) {
+  if (found.difference && is_a_recipes_refusal(tested, expected, *found.difference, device)) {
     found.difference.reset();
     verdict.tally.refusals = 1;
   }
@@ -136,7 +146,7 @@ Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
     found.difference.reset();
     verdict.tally.unsteady = 1;
   }
-  verdict.wrong = found.difference ? found.difference : found.other;
+  verdict.wrong = found.difference ? std::optional(found.difference->text) : found.other;
   verdict.tally.errors = errors(expected);
   verdict.tally.cycles = lets_go ? 0 : 1;
   if (!verdict.wrong && lets_go) {

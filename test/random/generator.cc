@@ -25,6 +25,10 @@ struct Style {
   bool legal_writes;          // only into what nobody has used yet
   std::size_t foreign_types;  // percent of tensors made that are not float
   bool derives_twice;
+  bool writes_gradients;      // after backward
+  std::size_t return_chance;  // percent of lines whose backward returns what was saved
+  std::size_t data_chance;    // percent of lines that give tensors other memory
+  bool regions;               // checkpointed ones, whose inputs nobody may write to
 };
 
 bool usable(const at::Tensor& tensor) {
@@ -64,6 +68,22 @@ class ThreadWriter {
   };
 
   void add_line() {
+    if (random_.percent(style_.return_chance)) {
+      compute(Kind::kReturn);
+      return;
+    }
+    if (random_.percent(style_.data_chance)) {
+      compute(Kind::kData);
+      return;
+    }
+    if (style_.regions && random_.percent(6)) {
+      compute(Kind::kRegion);
+      return;
+    }
+    if (random_.percent(1)) {
+      compute(Kind::kCrowd);
+      return;
+    }
     const std::size_t dice = random_.below(100);
     if (dice < style_.write_chance) {
       compute(Kind::kWrite);
@@ -121,15 +141,20 @@ class ThreadWriter {
     for (int attempt = 0; attempt < 6; ++attempt) {
       Instruction line = new_line(random_.one_of(operations(kind)));
       for (std::size_t i = 0; i < line.operation->operands; ++i) {
-        line.operands.push_back(pick(kind == Kind::kWrite && i == 0));
+        line.operands.push_back(wants_leaf(kind, i) ? pick_leaf() : pick(kind == Kind::kWrite && i == 0));
       }
       if (kind == Kind::kIndex && random_.percent(75)) {
         line.operands.back() = pick_index(line.operands.back());
       }
       std::ranges::generate(line.numbers, [&] { return static_cast<std::uint32_t>(random_.below(12)); });
-      line.kept = random_.percent(15);
+      line.kept = random_.percent(kind == Kind::kReturn ? 50 : 15);
       if (accept(std::move(line))) return;
     }
+  }
+
+  bool wants_leaf(Kind kind, std::size_t operand) {
+    return (kind == Kind::kReturn && operand == 0 && random_.percent(65)) ||
+           (kind == Kind::kData && random_.percent(50));
   }
 
   void backward(bool last) {
@@ -150,11 +175,20 @@ class ThreadWriter {
     if (random_.percent(15)) flags |= kElsewhere;
     if (gradients && random_.percent(10)) flags |= kTwice;
     line.numbers = {flags, static_cast<std::uint32_t>(random_.below(1000)), 0};
-    const at::Tensor result = interpreter_.step(line);
-    if (gradients && usable(result)) {
-      values_.push_back({line.id, result});
+    const std::size_t times = gradients && (flags & kCreate) != 0 && random_.percent(30) ? 3 : 1;
+    for (std::size_t i = 0; i < times; ++i) {  // the same derivatives again, of one graph
+      line.id = i == 0 ? line.id : next_id_++;
+      const at::Tensor result = interpreter_.step(line);
+      if (gradients && usable(result)) {
+        values_.push_back({line.id, result});
+      }
+      lines_.push_back(line);
     }
-    lines_.push_back(std::move(line));
+    if (style_.writes_gradients && random_.percent(70)) {
+      Instruction write = new_line(operation(random_.percent(75) ? "scale_gradients" : "zero_gradients"));
+      interpreter_.step(write);
+      lines_.push_back(std::move(write));
+    }
   }
 
   Instruction new_line(const Operation& operation) {
@@ -233,6 +267,10 @@ Style random_style(Random& random) {
   style.legal_writes = writes < 80;
   style.foreign_types = random.percent(60) ? 0 : 30;
   style.derives_twice = random.percent(40);
+  style.writes_gradients = random.percent(60);
+  style.return_chance = random.percent(50) ? 8 : 0;
+  style.data_chance = random.percent(20) ? 6 : 0;
+  style.regions = style.write_chance == 0 && style.data_chance == 0 && random.percent(40);
   return style;
 }
 

@@ -10,6 +10,9 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "offload/checkpoint.h"
 
 namespace ebb::graphs {
 namespace {
@@ -78,7 +81,7 @@ at::Tensor Interpreter::step(const Instruction& line) {
   } catch (const std::exception& error) {
     records_.emplace_back(line.id, std::string(error.what()));
   }
-  if (line.operation->kind == Kind::kBackward && !result.defined()) {
+  if ((line.operation->kind == Kind::kBackward || line.operation->kind == Kind::kCrowd) && !result.defined()) {
     broom_.backward({}, /*retain_graph=*/true);
   }
   if (result.defined()) {
@@ -96,15 +99,73 @@ at::Tensor Interpreter::run(const Instruction& line) {
       return {};
     case Kind::kBackward:
       return backward(line);
+    case Kind::kGradient:
+      write_gradients(line);
+      return {};
     default:
       break;
   }
+  const Kind kind = line.operation->kind;
   const Tensors operands = values(line.operands);
-  if (operands.size() < line.operation->operands ||
-      (line.operation->kind == Kind::kWrite && is_shared(operands.front()))) {
+  const auto shared = [this](const at::Tensor& operand) { return is_shared(operand); };
+  if (operands.size() < line.operation->operands || (kind == Kind::kWrite && shared(operands.front())) ||
+      (kind == Kind::kData && std::ranges::any_of(operands, shared))) {
     return {};
   }
-  return line.operation->run(operands, line.numbers);
+  if (kind == Kind::kData) {
+    // Note [Memory that is resized]
+    // A copy out under way reads memory that a program takes from its storage itself, behind whoever holds the storage.
+    std::ranges::for_each(ground_.offloaders, &Offloader::drain);
+  }
+  switch (kind) {
+    case Kind::kCrowd:
+      return crowd(line, operands.front());
+    case Kind::kRegion:
+      return run_region(line, operands);
+    default:
+      return line.operation->run(operands, line.numbers);
+  }
+}
+
+at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& operands) const {
+  const auto function = [run = line.operation->run, numbers = line.numbers](const Tensors& x) {
+    return Tensors{run(x, numbers)};
+  };
+  return (ground_.offloaders.empty() ? function(operands) : checkpoint(function, operands)).front();
+}
+
+// Graphs of `x` that have gone backward, every other one to go backward again, and between them some that never do.
+at::Tensor Interpreter::crowd(const Instruction& line, const at::Tensor& x) {
+  const std::size_t graphs = 12 + line.numbers[0] % 24;
+  at::Tensor sum;
+  for (std::size_t i = 0; i < graphs; ++i) {
+    const at::Tensor out = at::silu(x * (0.1 * static_cast<double>(i % 7))) * x.sin();
+    const bool retain = i % 2 == 0;
+    const Tensors slopes = torch::autograd::grad({out}, {x}, {at::ones_like(out)}, retain);
+    sum = sum.defined() ? sum + slopes[0] : slopes[0];
+    crowd_.push_back(out);
+    at::silu(x.cos()).exp();
+  }
+  return sum;
+}
+
+// As clipping, averaging and zeroing do. Nothing but the gradients may change, unless it does with plain autograd.
+void Interpreter::write_gradients(const Instruction& line) {
+  const at::NoGradGuard no_grad;
+  const bool zero = line.operation->name == "zero_gradients";
+  for (auto& [id, leaf] : leaves_) {
+    if (at::Tensor& gradient = leaf.mutable_grad(); gradient.defined()) {
+      gradient.mul_(zero ? 0 : 0.5);
+    }
+  }
+  const std::string seen = " seen by " + std::to_string(line.id) + ",";
+  for (const auto& [id, value] : values_) {
+    records_.emplace_back(id, "value" + seen, value);
+  }
+  for (const auto& [id, leaf] : leaves_) {
+    records_.emplace_back(id, "leaf" + seen, leaf);
+    records_.emplace_back(id, "gradient" + seen, leaf.grad());
+  }
 }
 
 at::Tensor Interpreter::make(const Instruction& line) {
@@ -167,7 +228,9 @@ void Interpreter::finish() {
   while (!values_.empty()) {
     release(values_.begin()->first);
   }
+  crowd_.clear();
   for (auto& [id, leaf] : leaves_) {
+    records_.emplace_back(id, "leaf", leaf);
     records_.emplace_back(id, "gradient", leaf.grad());
     leaf.mutable_grad().reset();  // one that was made with create_graph holds the graph, and the graph the leaf
   }

@@ -54,6 +54,9 @@ class Interpreter {
 
   [[nodiscard]] std::vector<Record>& records() { return records_; }
 
+  // Those that are known.
+  [[nodiscard]] Tensors values(const std::vector<int>& ids) const;
+
  private:
   using Guarded = std::unique_ptr<OffloadGuard>;
   using Unguarded = std::unique_ptr<NoOpGuard>;
@@ -61,12 +64,14 @@ class Interpreter {
   using Scope = std::variant<std::monostate, Guarded, Unguarded, NoGrad>;
 
   at::Tensor run(const Instruction& line);
+  at::Tensor run_region(const Instruction& line, const Tensors& operands) const;
+  at::Tensor crowd(const Instruction& line, const at::Tensor& x);
+  void write_gradients(const Instruction& line);
   at::Tensor make(const Instruction& line);
   void scope(const Instruction& line);
   at::Tensor backward(const Instruction& line);
   void backward_into_leaves(const Instruction& line, const Tensors& roots, const Tensors& gradients);
   at::Tensor gradients_of(const Instruction& line, const Tensors& roots, const Tensors& gradients);
-  [[nodiscard]] Tensors values(const std::vector<int>& ids) const;
   [[nodiscard]] bool is_shared(const at::Tensor& tensor) const;
 
   const Silence silence_;
@@ -79,6 +84,7 @@ class Interpreter {
   at::Tensor broom_;
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
+  Tensors crowd_;  // whose graphs stay alive
   std::vector<Scope> scopes_;
   std::vector<Record> records_;
 };

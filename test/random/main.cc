@@ -21,7 +21,8 @@
 namespace ebb::graphs {
 namespace {
 
-constexpr std::uint64_t kMostReports = 5;
+constexpr std::uint64_t kMostReports = 5;  // that are shrunk
+constexpr std::uint64_t kMostLines = 200;
 
 struct Flags {
   std::uint64_t graphs = 3000;
@@ -72,7 +73,8 @@ class Run {
               << ", evicted: " << tally_.evicted << ", kept: " << tally_.kept << "\n"
               << "graphs that moved something: " << tally_.graphs_moved << ", lines: " << lines_
               << ", errors of plain autograd: " << tally_.errors << ", its cycles: " << tally_.cycles
-              << ", unsteady: " << tally_.unsteady << ", refused by a recipe: " << tally_.refusals << "\n";
+              << ", unsteady: " << tally_.unsteady
+              << ", refused by a recipe, for a write that is proven: " << tally_.refusals << "\n";
     const std::uint64_t excused = tally_.unsteady + tally_.cycles + tally_.refusals;
     const bool shows_something = tally_.offloaded > 0 && excused * 10 <= graphs_ + 10;
     if (!shows_something) {
@@ -94,14 +96,16 @@ class Run {
     ++graphs_;
     lines_ += instructions(made.program);
     tally_ += verdict.tally;
-    if (verdict.wrong && ++wrong_ <= kMostReports) {
-      report(number, made, *verdict.wrong);
+    if (verdict.wrong && ++wrong_ <= kMostLines) {
+      std::cout << "WRONG graph " << number << " of seed " << flags_.seed << ": " << *verdict.wrong << std::endl;
+      if (wrong_ <= kMostReports) {
+        report(number, made);
+      }
     }
   }
 
-  void report(std::uint64_t number, const Case& failing, const std::string& wrong) {
-    std::cout << "WRONG graph " << number << " of seed " << flags_.seed << ": " << wrong << "\n"
-              << "  repeat: ./dev test random --graphs 1 --first " << number << " --seed " << flags_.seed
+  void report(std::uint64_t number, const Case& failing) {
+    std::cout << "  repeat: ./dev test random --graphs 1 --first " << number << " --seed " << flags_.seed
               << " --device " << flags_.device << "\n"
               << "  shrinking " << instructions(failing.program) << " lines, " << to_text(failing.setting) << std::endl;
     const Case small = shrink(failing, [&](const Case& smaller) {

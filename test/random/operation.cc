@@ -15,13 +15,23 @@ namespace {
 
 Operations all_operations() {
   Operations all{
-      {"leaf", Kind::kMake, 0},   {"constant", Kind::kMake, 0},     {"shared", Kind::kMake, 0},
-      {"guard", Kind::kScope, 0}, {"no_op", Kind::kScope, 0},       {"no_grad", Kind::kScope, 0},
-      {"leave", Kind::kScope, 0}, {"backward", Kind::kBackward, 1}, {"grad", Kind::kBackward, 1},
+      {"leaf", Kind::kMake, 0},
+      {"constant", Kind::kMake, 0},
+      {"shared", Kind::kMake, 0},
+      {"guard", Kind::kScope, 0},
+      {"no_op", Kind::kScope, 0},
+      {"no_grad", Kind::kScope, 0},
+      {"leave", Kind::kScope, 0},
+      {"backward", Kind::kBackward, 1},
+      {"grad", Kind::kBackward, 1},
+      {"crowd", Kind::kCrowd, 1},
+      {"scale_gradients", Kind::kGradient, 0},
+      {"zero_gradients", Kind::kGradient, 0},
   };
   for (const Operations& table :
        {elementwise_operations(), reducing_operations(), combining_operations(), matrix_operations(),
-        network_operations(), custom_operations(), view_operations(), index_operations(), write_operations()}) {
+        network_operations(), custom_operations(), view_operations(), index_operations(), write_operations(),
+        returning_operations(), data_operations(), region_operations(), stream_operations()}) {
     std::ranges::copy(table, std::back_inserter(all));
   }
   return all;

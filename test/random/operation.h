@@ -20,8 +20,13 @@ enum class Kind : std::uint8_t {
   kView,      // another view of its first operand, or a copy in another form
   kIndex,     // as kCompute; its last operand wants integers or truth values
   kWrite,     // writes into its first operand and returns it
+  kReturn,    // as kCompute; its backward returns what it has saved, so that its first operand had best be a leaf
+  kData,      // gives a tensor other memory behind autograd's back
+  kRegion,    // as kCompute, run by the interpreter in a checkpointed region
   kMake,      // a tensor from nothing: leaf, constant, shared. Run by the interpreter, as all that follow
   kScope,     // guard, no_op, no_grad, and leave, which ends the innermost of them
+  kCrowd,     // many graphs of its first operand, which stay to the thread's end
+  kGradient,  // writes into the gradients of all leaves and records all that is alive
   kBackward,  // autograd over earlier results
 };
 
@@ -37,7 +42,7 @@ struct Operation {
   std::string_view name;
   Kind kind = Kind::kCompute;
   std::size_t operands = 1;
-  Run run = nullptr;  // of the first four kinds
+  Run run = nullptr;  // of the kinds up to kRegion
 };
 
 using Operations = std::vector<Operation>;
@@ -58,6 +63,10 @@ using Operations = std::vector<Operation>;
 [[nodiscard]] Operations view_operations();
 [[nodiscard]] Operations index_operations();
 [[nodiscard]] Operations write_operations();
+[[nodiscard]] Operations returning_operations();
+[[nodiscard]] Operations data_operations();
+[[nodiscard]] Operations region_operations();
+[[nodiscard]] Operations stream_operations();
 
 // Helpers of the tables.
 

@@ -46,6 +46,37 @@ struct Blend : torch::autograd::Function<Blend> {
   }
 };
 
+// Asks for its saves three times and holds the answers: what is at hand is not made once more.
+struct GetsThrice : torch::autograd::Function<GetsThrice> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y) {
+    context->save_for_backward({x, y});
+    return x * y;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto first = context->get_saved_variables();
+    const auto second = context->get_saved_variables();
+    const auto third = context->get_saved_variables();
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      TORCH_CHECK(first[i].is_alias_of(second[i]) && first[i].is_alias_of(third[i]),
+                  "a save was made once more while it was held");
+    }
+    return {gradients[0] * second[1], gradients[0] * third[0]};
+  }
+};
+
+// Asks for all of its saves to take one of them, and again for the next.
+struct GetsOneByOne : torch::autograd::Function<GetsOneByOne> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y) {
+    context->save_for_backward({x, y});
+    return x * y;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor x = context->get_saved_variables()[0];
+    const at::Tensor y = context->get_saved_variables()[1];
+    return {gradients[0] * y, gradients[0] * x};
+  }
+};
+
 at::Tensor block(const at::Tensor& x) { return (x.sin() * x.sigmoid()).tanh(); }
 
 // Computes its block again in backward: autograd inside of autograd.
@@ -70,6 +101,10 @@ Operations custom_operations() {
       {"cubed", kind, 1, [](const Tensors& x, const Numbers&) { return Cubed::apply(x[0]); }},
       {"blend", kind, 2,
        [](const Tensors& x, const Numbers&) { return Blend::apply(x[0], fit(x[1], x[0]).expand_as(x[0])); }},
+      {"gets_thrice", kind, 2,
+       [](const Tensors& x, const Numbers&) { return GetsThrice::apply(x[0], fit(x[1], x[0]).expand_as(x[0])); }},
+      {"gets_one_by_one", kind, 2,
+       [](const Tensors& x, const Numbers&) { return GetsOneByOne::apply(x[0], fit(x[1], x[0]).expand_as(x[0])); }},
       {"recomputed", kind, 1, [](const Tensors& x, const Numbers&) { return Recomputed::apply(x[0]); }},
       {"through_the_cpu", kind, 1,
        [](const Tensors& x, const Numbers&) { return x[0].cpu().sigmoid().to(x[0].device()); }},

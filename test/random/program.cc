@@ -58,6 +58,8 @@ void print_arguments(std::ostream& out, const Instruction& line) {
         out << "offloader " << line.numbers[0] % 2;
       }
       break;
+    case Kind::kGradient:
+      break;
     default:
       print_values(out, line.operands);
       for (const std::uint32_t number : line.numbers) {
@@ -90,7 +92,8 @@ std::size_t instructions(const Program& program) {
 
 std::string to_text(const Instruction& line) {
   std::ostringstream out;
-  const bool has_result = line.operation->kind != Kind::kScope && line.operation->name != "backward";
+  const bool has_result = line.operation->kind != Kind::kScope && line.operation->kind != Kind::kGradient &&
+                          line.operation->name != "backward";
   if (has_result) {
     out << "v" << line.id << " = ";
   }

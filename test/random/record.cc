@@ -87,21 +87,34 @@ std::optional<std::string> Record::difference(const Record& found) const {
   return std::nullopt;
 }
 
-std::optional<std::string> difference(const Outcome& expected, const Outcome& found) {
+bool same_error(const std::string& expected, const std::string& found) {
+  const std::string left = without_producer(expected);
+  const std::string right = without_producer(found);
+  return left == right || same_refusal(left, right);
+}
+
+std::optional<Difference> first_difference(const Outcome& expected, const Outcome& found) {
   for (std::size_t thread = 0; thread < expected.size(); ++thread) {
     const std::string where = "thread " + std::to_string(thread) + ", ";
     const std::size_t both = std::min(expected[thread].size(), found[thread].size());
     for (std::size_t i = 0; i < both; ++i) {
       if (const auto other = expected[thread][i].difference(found[thread][i])) {
-        return where + *other;
+        const Record& record = found[thread][i];
+        return Difference{where + *other, thread, record.value(), record.is_error() ? record.text() : std::string()};
       }
     }
     if (expected[thread].size() != found[thread].size()) {
       const bool missing = both < expected[thread].size();
-      return where + (missing ? expected : found)[thread][both].name() + (missing ? " is missing" : " is too much");
+      const Record& record = (missing ? expected : found)[thread][both];
+      return Difference{where + record.name() + (missing ? " is missing" : " is too much"), thread, record.value(), {}};
     }
   }
   return std::nullopt;
+}
+
+std::optional<std::string> difference(const Outcome& expected, const Outcome& found) {
+  const std::optional<Difference> first = first_difference(expected, found);
+  return first ? std::optional(first->text) : std::nullopt;
 }
 
 }  // namespace ebb::graphs

@@ -24,6 +24,7 @@ class Record {
 
   [[nodiscard]] bool is_error() const { return what_ == "error"; }
   [[nodiscard]] std::string name() const { return what_ + " of v" + std::to_string(value_); }
+  [[nodiscard]] int value() const { return value_; }
   [[nodiscard]] const std::string& text() const { return content_; }  // of an error
 
  private:
@@ -37,7 +38,21 @@ class Record {
 // All that a program computed, thread by thread.
 using Outcome = std::vector<std::vector<Record>>;
 
-// The first difference and where it is; nothing if the outcomes are the same.
+// Whether plain autograd's error and that of a saved tensor which is gone say the same, each with what it can know.
+[[nodiscard]] bool same_error(const std::string& expected, const std::string& found);
+
+// The first thing that is not the same.
+struct Difference {
+  std::string text;
+  std::size_t thread = 0;
+  int value = 0;      // that was found there
+  std::string error;  // that was found, empty if it is none
+};
+
+// Nothing if the outcomes are the same.
+[[nodiscard]] std::optional<Difference> first_difference(const Outcome& expected, const Outcome& found);
+
+// The same as text.
 [[nodiscard]] std::optional<std::string> difference(const Outcome& expected, const Outcome& found);
 
 }  // namespace ebb::graphs

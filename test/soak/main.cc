@@ -4,6 +4,8 @@
 // the bytes that ebb holds on the device, those that the device's allocator has handed out and those leased from the
 // pool must be what they were before. Over the second half of the run, the heap and RSS must not slope upwards.
 //
+// With --held, all steps are alike and something lives on beside them: the heap must not slope upwards either.
+//
 // Note [What is a leak]
 // The heap's bytes in use are exact, but for a few KiB of caches that depend on the last sizes, so their slope says
 // something after some thousand steps. RSS also has what glibc holds free between live blocks, which comes in steps of
@@ -11,6 +13,7 @@
 // judged in runs that are long enough for it.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -21,6 +24,7 @@
 
 #include "bench/device.h"
 #include "test/soak/footprint.h"
+#include "test/soak/held_graphs.h"
 #include "test/soak/tiny_training.h"
 #include "test/soak/trend.h"
 
@@ -37,6 +41,9 @@ constexpr double kKib = 1024;
 
 struct SoakOptions {
   std::int64_t steps = 20'000;
+  std::string held;  // empty: nothing is, and steps train
+  bool budget = false;
+  bool plain = false;
   std::string device = "auto";
   std::uint64_t seed = 1;
 };
@@ -142,12 +149,55 @@ class Soak {
   std::int64_t wrong_ = 0;
 };
 
+// Steps beside something that is held. The heap has to be flat once as much is held as ever will be.
+class HeldSoak {
+ public:
+  explicit HeldSoak(const SoakOptions& options)
+      : options_(options),
+        graphs_(pick_device(options.device), {held_names().at(options.held), options.budget, options.plain}) {}
+
+  int run() {
+    const auto start = std::chrono::steady_clock::now();
+    for (std::int64_t i = 0; i < options_.steps; ++i) {
+      graphs_.step();
+      if (i >= options_.steps / 2) {
+        heap_.add(static_cast<double>(i), static_cast<double>(heap_bytes()));
+      }
+      if ((i + 1) % std::max<std::int64_t>(1, options_.steps / 10) == 0) {
+        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+        std::printf("%lld steps: heap %.1f KiB, RSS %.1f KiB, %.2f s\n", static_cast<long long>(i + 1),
+                    static_cast<double>(heap_bytes()) / kKib, static_cast<double>(resident_bytes()) / kKib,
+                    seconds.count());
+        std::fflush(stdout);
+      }
+    }
+    const bool released = graphs_.release();
+    const bool moved = options_.plain || graphs_.offloader().stats().saved.tensors > 0;
+    const double slope = heap_.slope() * kStepsOfSlope / kKib;
+    const bool judged = options_.steps >= kStepsToJudgeHeap;
+    std::printf("soak: %lld steps beside %s, slope: %.1f KiB per 100,000 steps%s, wrong: %d\n",
+                static_cast<long long>(options_.steps), options_.held.c_str(), slope,
+                judged ? "" : " (not judged: too short)", released ? 0 : 1);
+    return released && moved && (slope < kMostSlopeKib || !judged) ? 0 : 1;
+  }
+
+ private:
+  const SoakOptions options_;
+  HeldGraphs graphs_;
+  Trend heap_;
+};
+
 int parse_and_run(int argc, char** argv) {
   SoakOptions options;
   CLI::App app("Runs many tiny training steps under one Offloader and looks for what grows.", "soak");
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--seed", options.seed)->capture_default_str();
+  app.add_option("--held", options.held,
+                 "What lives on meanwhile: one-save, many-graphs or one-graph; nothing if empty")
+      ->check(CLI::IsMember(held_names()));
+  app.add_flag("--budget", options.budget, "Of held graphs: with the least memory as a budget")->needs("--held");
+  app.add_flag("--plain", options.plain, "Of held graphs: without ebb, to see that LibTorch is flat")->needs("--held");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -156,7 +206,7 @@ int parse_and_run(int argc, char** argv) {
   keep_heap_compact();
   torch::set_num_threads(1);  // the tensors are too small to share, and waking threads would take longer than the work
   use_deterministic_algorithms();
-  return Soak(options).run();
+  return options.held.empty() ? Soak(options).run() : HeldSoak(options).run();
 }
 
 }  // namespace

@@ -1,0 +1,174 @@
+#include "test/random/proof.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <set>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include "test/random/interpreter.h"
+
+namespace ebb::graphs {
+namespace {
+
+using torch::autograd::Node;
+
+// All nodes that gradients of the roots could come to. They live as long as the roots.
+std::vector<Node*> nodes_behind(const Tensors& roots) {
+  std::vector<Node*> found;
+  std::unordered_set<Node*> known;
+  const auto add = [&](Node* node) {
+    if (node != nullptr && known.insert(node).second) {
+      found.push_back(node);
+    }
+  };
+  for (const at::Tensor& root : roots) {
+    add(root.grad_fn().get());
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    for (const torch::autograd::Edge& edge : found[i]->next_edges()) {
+      add(edge.function.get());
+    }
+  }
+  return found;
+}
+
+// Of what is not differentiable: undefined.
+Tensors gradients_for(const Node& node) {
+  Tensors gradients;
+  for (std::uint32_t i = 0; i < node.num_inputs(); ++i) {
+    const torch::autograd::InputMetadata& metadata = node.input_metadata(i);
+    gradients.push_back(metadata.was_default_constructed() ? at::Tensor() : metadata.zeros_like().fill_(1));
+  }
+  return gradients;
+}
+
+bool has_saves(Node& node) { return dynamic_cast<torch::autograd::AccumulateGrad*>(&node) == nullptr; }
+
+// What the node says when it is run by itself.
+std::string error_of(Node& node) {
+  try {
+    node(gradients_for(node));
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool refuses_with(const Tensors& roots, const std::string& refusal) {
+  for (Node* node : nodes_behind(roots)) {
+    if (has_saves(*node) && same_error(error_of(*node), refusal)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+std::set<int> failed_lines(const std::vector<Record>& records) {
+  std::set<int> failed;
+  for (const Record& record : records) {
+    if (record.is_error()) {
+      failed.insert(record.value());
+    }
+  }
+  return failed;
+}
+
+// Runs the lines before `refusal` with all graphs retained, and then looks(interpreter, the refused line).
+template <typename Before, typename Look>
+bool look_at(const Program& program, const Outcome& expected, const Difference& refusal, c10::Device device,
+             const Before& before, const Look& look) {
+  const Tensors shared = make_shared_tensors(device);
+  Interpreter interpreter(Ground{device, {}}, shared);
+  const std::set<int> failed = failed_lines(expected[refusal.thread]);
+  bool proven = false;
+  for (Instruction line : program.threads[refusal.thread]) {
+    if (line.id == refusal.value) {
+      proven = look(interpreter.values(line.operands), line);
+      break;
+    }
+    if (failed.contains(line.id)) {
+      continue;  // or it would succeed here, and the lines that use it would run
+    }
+    if (line.operation->kind == Kind::kBackward) {
+      line.numbers[0] |= kRetain;
+    }
+    before(interpreter, line);
+    interpreter.step(line);
+  }
+  interpreter.finish();
+  return proven;
+}
+
+// What the node makes of ones; nothing if it throws.
+Tensors made_by(Node& node) {
+  try {
+    Tensors made;
+    for (const at::Tensor& each : node(gradients_for(node))) {
+      made.push_back(each.defined() ? each.detach().clone() : each);
+    }
+    return made;
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+bool same(const Tensors& a, const Tensors& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() == y.defined() && (!x.defined() || x.equal(y));
+  });
+}
+
+bool changes_with(Node& node, const at::Tensor& memory) {
+  const at::NoGradGuard no_grad;
+  const Tensors before = made_by(node);
+  at::Tensor written = memory.variable_data();  // has a version counter of its own
+  const at::Tensor content = written.clone();
+  written.mul_(-0.75).add_(0.375);
+  const Tensors after = made_by(node);
+  written.copy_(content);
+  return !same(before, after);
+}
+
+}  // namespace
+
+bool plain_refuses_too(const Program& program, const Outcome& expected, const Difference& refusal, c10::Device device) {
+  return look_at(
+      program, expected, refusal, device, [](const Interpreter&, const Instruction&) {},
+      [&](const Tensors& roots, const Instruction&) { return refuses_with(roots, refusal.error); });
+}
+
+bool saved_memory_was_taken(const Program& program, const Outcome& expected, const Difference& refusal,
+                            c10::Device device) {
+  Tensors taken;
+  return look_at(
+      program, expected, refusal, device,
+      [&](const Interpreter& interpreter, const Instruction& line) {
+        if (line.operation->kind == Kind::kData) {
+          for (const at::Tensor& operand : interpreter.values(line.operands)) {
+            taken.push_back(operand.variable_data());  // as it is before
+          }
+        }
+      },
+      [&](const Tensors& roots, const Instruction& line) {
+        if (line.operation->name == "derive_while_empty") {
+          return true;  // it takes what the recipe needs itself
+        }
+        const std::vector<Node*> nodes = nodes_behind(roots);
+        return std::ranges::any_of(nodes, [&](Node* node) {
+          return has_saves(*node) &&
+                 std::ranges::any_of(taken, [&](const at::Tensor& each) { return changes_with(*node, each); });
+        });
+      });
+}
+
+}  // namespace ebb::graphs
