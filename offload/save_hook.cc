@@ -28,7 +28,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   Core& core = *target.core;
   core.check_process();
   PutOff::of_this_thread().start_finished();
-  const VersionCheck version(tensor);
+  VersionCheck version(tensor);
   if (const std::optional<Kept> reason = core.passed_through(tensor)) {
     core.count_kept(*reason, tensor);
     if (reason == Kept::kPolicy) {
@@ -36,17 +36,17 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     }
     // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
     const bool whole = tensor.is_leaf() || is_view_of_leaf_from_before(tensor);
-    saved_.emplace(version, whole ? tensor : tensor.tensor_data());
+    saved_.emplace(std::move(version), whole ? tensor : tensor.tensor_data());
     return;
   }
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
   const std::shared_ptr<Tape> tape = target.scope->tape(core);
   if (region != nullptr) {
-    saved_.emplace(version, tensor, core.keep(tensor, tape, *region));
+    saved_.emplace(std::move(version), tensor, core.keep(tensor, tape, *region));
     return;
   }
   const auto start = tensor.grad_fn() == nullptr ? Core::Start::kWhenFilled : Core::Start::kNow;
-  saved_.emplace(version, tensor, core.save(tensor, tape, start));
+  saved_.emplace(std::move(version), tensor, core.save(tensor, tape, start));
 }
 
 at::Tensor SaveHook::call_unpack_hook() { return hand_to_recipe(*saved_) ? saved_->shape() : saved_->get(); }
