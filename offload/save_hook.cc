@@ -12,9 +12,15 @@
 namespace ebb {
 namespace {
 
+// Whether a tensor may be kept as LibTorch keeps it: a node that saves its own output so would own itself for ever. The
+// node that saves is the thread's newest, but for one of a custom function, whose forward may have made others since.
+bool is_of_older_node(const at::Tensor& tensor) {
+  const auto& node = tensor.grad_fn();
+  return node != nullptr && node->is_traceable() && node->sequence_nr() + 1 < at::sequence_number::peek();
+}
+
 // A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
-// (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
-// thread's newest.
+// (VersionCheck).
 bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
   return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
          tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
@@ -35,7 +41,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
       held_.emplace(core.hold_passed_through(tensor.storage().nbytes()));
     }
     // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
-    const bool whole = tensor.is_leaf() || is_view_of_leaf_from_before(tensor);
+    const bool whole = tensor.is_leaf() || is_of_older_node(tensor) || is_view_of_leaf_from_before(tensor);
     saved_.emplace(std::move(version), whole ? tensor : tensor.tensor_data());
     return;
   }
