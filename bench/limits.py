@@ -70,24 +70,81 @@ def pin_line(rows):
     )
 
 
-def overhead_lines(rows):
-    ns = {row["name"].split("/iterations")[0].split("/manual_time")[0]: row["ns_per_save"] for row in rows}
+def overhead_ns(rows, what=("ns_per_save", "ns_per_copy")):
+    """Nanoseconds by the rows' names; of rows that were repeated, the medians."""
+    found = {}
+    for row in rows:
+        aggregate = row.get("aggregate_name")
+        ns = next((row[key] for key in what if key in row), None)
+        if ns is not None and aggregate in (None, "median"):
+            name = row["run_name"].split("/iterations")[0].split("/repeats")[0].split("/manual_time")[0]
+            if aggregate or name not in found:
+                found[name] = ns
+    return found
+
+
+def times(ns, name, alive):
+    """None where the machine had no such rows."""
+    names = [f"{name}/{count}" for count in alive]
+    if any(each not in ns for each in names):
+        return None
+    return ", ".join(f"{ns[each] / NS_PER_US:.2f}" for each in names) + f"; {ns[f'{name}_cold/100'] / NS_PER_US:.2f} us"
+
+
+def overhead_lines(ns):
+    many, few = (100, 10_000, 1_000_000), (100,)
     parts = (
-        ("passed through: a parameter", "parameter_save", "plain_parameter_save"),
-        ("passed through: a small tensor", "small_save", "idle_hook_save"),
-        ("moved", "offloaded_save", "plain_save"),
-        ("restored", "offloaded_unpack", "plain_unpack"),
+        ("passed through: a parameter", "parameter_save", "idle_default_hook_parameter_save", many),
+        ("passed through: a small tensor", "small_save", "idle_default_hook_save", many),
+        ("moved, over a tier that does nothing", "null_tier_save", "plain_save", many),
+        ("restored, over a tier that does nothing", "null_tier_unpack", "plain_unpack", many),
+        ("of 16 B moved to pinned memory", "pinned_tier_16B_save", "plain_save", few),
+        ("of 16 B restored from there", "pinned_tier_16B_unpack", "plain_unpack", few),
+        ("of 1 MiB moved to pinned memory", "pinned_tier_1MiB_save", "plain_save", few),
+        ("of 1 MiB restored from there", "pinned_tier_1MiB_unpack", "plain_unpack", few),
     )
+    alive = {many: "100, 10,000 and 1,000,000", few: "100"}
+    for what, ours, other, counts in parts:
+        if (with_ebb := times(ns, ours, counts)) and (without := times(ns, other, counts)):
+            yield (
+                f"host time of a save {what}, with {alive[counts]} alive; 100 out of cold caches",
+                f"{without} by {'a default hook that only keeps it' if 'idle' in other else 'plain autograd'}",
+                with_ebb,
+            )
 
-    def times(name):
-        alive = ", ".join(f"{ns[f'{name}/{count}'] / NS_PER_US:.2f}" for count in (100, 10_000, 1_000_000))
-        return f"{alive}; {ns[f'{name}_cold/100'] / NS_PER_US:.2f} us"
 
-    for name, ours, plain in parts:
+def copy_line(ns):
+    names = [f"{name}/{size}" for name in ("raw_copy", "pinned_tier_copy") for size in (16, MIB)]
+    if all(name in ns for name in names):
+        small, large, ours_small, ours_large = (f"{ns[name] / NS_PER_US:.2f}" for name in names)
         yield (
-            f"host time of a save {name}, with 100, 10,000 and 1,000,000 alive; 100 out of cold caches",
-            f"{times(plain)} by {'a hook that only keeps it' if plain.startswith('idle') else 'plain autograd'}",
-            times(ours),
+            "host time of a copy out, of 16 B and 1 MiB, without saves",
+            f"{small} and {large} us by CUDA's calls",
+            f"{ours_small} and {ours_large} us by the tier",
+        )
+
+
+def live_graphs_lines(rows):
+    graphs = (0, 1_000, 100_000)
+    for what in ("save", "unpack", "step"):
+        ns = overhead_ns(rows, (f"ns_per_{what}",))
+        names = [[f"live_graphs_{with_}/{count}" for count in graphs] for with_ in ("plain", "null_tier")]
+        if all(each in ns for row in names for each in row):
+            plain, ours = (", ".join(f"{ns[each] / NS_PER_US:.2f}" for each in row) for row in names)
+            yield (
+                f"host time of a {'tiny step' if what == 'step' else what} beside 0, 1,000 and 100,000 live graphs",
+                f"{plain} us by plain autograd",
+                f"{ours} us",
+            )
+
+
+def no_room_line(ns):
+    names = [f"no_room_{why}" for why in ("capacity_pinned_tier", "system_pinned_tier", "file_limit_disk_tier")]
+    if all(name in ns for name in ("kept_by_policy_pinned_tier", *names)):
+        yield (
+            "host time of a save that finds no room: capacity, pinned memory, spill file",
+            f"{ns['kept_by_policy_pinned_tier'] / NS_PER_US:.2f} us if the policy keeps it",
+            ", ".join(f"{ns[name] / NS_PER_US:.2f}" for name in names) + " us",
         )
 
 
@@ -100,6 +157,8 @@ def main():
         return json.loads((folder / name).read_text())
 
     link = load("link.json")
+    overhead_rows = load("overhead.json")["benchmarks"]
+    overhead = overhead_ns(overhead_rows)
     step = pick(load("w1_bfloat16.json"), config="offload")
     lines = [
         link_line(link, "copies of 64 MiB, one direction at a time: out and in", 64 * MIB, False),
@@ -107,7 +166,10 @@ def main():
         link_line(link, "copies of 64 KiB, one direction at a time: out and in", 64 * KIB, False),
         *step_lines(step, link),
         pin_line(load("pin.json")),
-        *overhead_lines(load("overhead.json")["benchmarks"]),
+        *overhead_lines(overhead),
+        *copy_line(overhead),
+        *live_graphs_lines(overhead_rows),
+        *no_room_line(overhead),
     ]
     print("| what | the machine, or the usual way | ebb |")
     print("|---|---|---|")

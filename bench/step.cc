@@ -3,7 +3,8 @@
 //
 // Steps of plain autograd and of each configuration alternate, so that drift of the machine's clocks meets both alike.
 // Times are the host's, from before the first launch to after a device synchronisation, in default mode. Gradients are
-// compared in deterministic mode, in a process of its own: cuBLAS reads its part of that mode once.
+// compared in deterministic mode, in a process of its own: cuBLAS reads its part of that mode once. "float32"
+// multiplies matrices in full precision, LibTorch's default; "tf32" is float32 whose matrix products may use TF32.
 
 #include <chrono>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/chrome_trace.h"
@@ -30,7 +32,20 @@
 namespace ebb {
 namespace {
 
-const std::map<std::string, at::ScalarType> kDtypes{{"float32", at::kFloat}, {"bfloat16", at::kBFloat16}};
+struct Numbers {
+  at::ScalarType type;
+  const char* matmul_precision;  // of float32: what LibTorch's "highest" and "high" are
+};
+
+const std::map<std::string, Numbers> kDtypes{
+    {"float32", {at::kFloat, "highest"}}, {"tf32", {at::kFloat, "high"}}, {"bfloat16", {at::kBFloat16, "highest"}}};
+
+// The dtype of tensors, once the process computes as `name` says.
+at::ScalarType use_dtype(const std::string& name) {
+  const Numbers& numbers = kDtypes.at(name);
+  at::globalContext().setFloat32MatmulPrecision(numbers.matmul_precision);
+  return numbers.type;
+}
 
 Options offload_options(const StepOptions& options, c10::Device device) {
   Options ebb;
@@ -44,7 +59,7 @@ Options offload_options(const StepOptions& options, c10::Device device) {
 // (null without a plan)?
 int compare(const StepOptions& options, c10::Device device) {
   use_deterministic_algorithms();
-  StepWorkload workload(chosen_shape(options), kDtypes.at(options.dtypes.front()), device);
+  StepWorkload workload(chosen_shape(options), use_dtype(options.dtypes.front()), device);
   const std::vector<at::Tensor> expected = expected_gradients(workload);
   nlohmann::json compared;
   for (const std::string& name : options.configs) {
@@ -221,7 +236,7 @@ int run(int argc, char** argv) {
   bool plans_alike = true;
   for (const std::string& dtype : options.dtypes) {
     const nlohmann::json compared = compare_elsewhere(options, dtype);
-    StepWorkload workload(shape, kDtypes.at(dtype), device);
+    StepWorkload workload(shape, use_dtype(dtype), device);
     for (const std::string& name : options.configs) {
       nlohmann::json result = measure(workload, options, name, dtype, device_memory, device);
       if (!options.trace.empty() && name != "none" && name != "checkpoint") {

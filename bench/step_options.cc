@@ -11,7 +11,9 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--shape", options.shape, "w1, small, tiny, long, mlp, stack, resnet, tiny-mlp or tiny-resnet")
       ->capture_default_str();
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(positive());
-  app.add_option("--dtypes", options.dtypes)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
+  app.add_option("--dtypes", options.dtypes)
+      ->check(CLI::IsMember({"float32", "tf32", "bfloat16"}))
+      ->capture_default_str();
   app.add_option(
          "--configs", options.configs,
          "none, blocking, offload, lean, recompute, mix, evict, checkpoint, biggest:FRACTION, operations:NAME,NAME..., "

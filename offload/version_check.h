@@ -34,11 +34,12 @@ class VersionCheck {
  private:
   [[nodiscard]] std::shared_ptr<torch::autograd::Node> producer() const;
 
-  const c10::VariableVersion counter_;  // shared with the tensor and all its views
-  const std::uint32_t saved_version_;
-  const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> saved_;  // weak, as is the next:
-  const std::weak_ptr<torch::autograd::Node> grad_fn_;                              // the node may own this save
-  const std::uint32_t output_nr_;
+  // Not const: a move of const members would be three copies, each of which writes to a count that threads share.
+  c10::VariableVersion counter_;  // shared with the tensor and all its views
+  std::uint32_t saved_version_;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> saved_;  // weak, as is the next:
+  std::weak_ptr<torch::autograd::Node> grad_fn_;                              // the node may own this save
+  std::uint32_t output_nr_;
 };
 
 }  // namespace ebb

@@ -13,7 +13,13 @@ The norm is over all gradients of a step in default mode, and "off by" is relati
 bit, gradients are compared in deterministic mode, because plain autograd on a GPU does not agree with itself otherwise.
 The output head and the loss are outside of what offloads.
 
-"ebb, planned" is within a byte budget: the least peak of the packages measured before it.
+"ebb, planned" is within a byte budget: the least peak of the packages measured before it. "ebb, within" has a budget
+that was given, "checkpoint K of N" checkpoints the first blocks, no more of them than the memory that was given asks
+for. "checkpoint_cheap" keeps what matmuls and attention give, "checkpoint_all_but_attention" the latter only, and
+"checkpoint_torchtitan" attention and every second matmul, as torchtitan's selective checkpointing does.
+
+"float32" multiplies matrices in full precision, which is LibTorch's default and keeps the tensor cores out of it; "tf32"
+is float32 with set_float32_matmul_precision("high"): they read ten bits of each mantissa, and compute is much faster.
 
 Each measurement has a process of its own, so that nothing of one, pinned memory included, is left for the next. The
 exit status is 1 if ebb could not be measured, or if its gradients are not plain autograd's."""
@@ -22,26 +28,39 @@ import sys
 from dataclasses import asdict, replace
 
 from . import measure
+from .configurations import CHECKPOINT_SOME
 from .cpp import measure_cpp, measure_planned
-from .options import EBB, PLANNED, Options, parse_options
+from .options import CHECKPOINT_WITHIN, EBB, PLANNED, PLANNED_WITHIN, Options, parse_bytes, parse_options
 from .process import NotMeasured, in_new_process
-from .results import Results, Row, verdict
+from .results import GB, Results, Row, verdict
 
 # Sums without a fixed order move the norm by far less, a wrong gradient by more.
 NORM_TOLERANCE = 1e-3
 
 
-def measure_python(options: Options, dtype: str, config: str) -> Row:
+def measure_python(options: Options, dtype: str, config: str, name: str | None = None) -> Row:
+    """`name`: the row's, if it is another."""
+    name = name or config
     try:
-        row = Row(config, dtype, **in_new_process(measure.measure, options, dtype, config))
+        row = Row(name, dtype, **in_new_process(measure.measure, options, dtype, config))
     except NotMeasured as reason:
-        return Row(config, dtype, error=str(reason))
+        return Row(name, dtype, error=str(reason))
     if not options.check:
         return row
     try:
         return replace(row, gradients=verdict(in_new_process(measure.gradients_equal, options, dtype, config)))
     except NotMeasured as reason:
         return replace(row, gradients=str(reason))
+
+
+def measure_checkpoint_within(options: Options, dtype: str, budget: int) -> Row:
+    within = f"within {budget / GB:g} GB"
+    try:
+        blocks = in_new_process(measure.blocks_to_checkpoint, options, dtype, budget)
+    except NotMeasured as reason:
+        return Row(f"checkpoint {within}", dtype, error=str(reason))
+    name = f"checkpoint {blocks} of {options.chosen_shape().layers}, {within}"
+    return measure_python(options, dtype, f"{CHECKPOINT_SOME}{blocks}", name)
 
 
 def is_wrong(row: Row) -> bool:
@@ -73,8 +92,11 @@ def main() -> int:
         for config in options.configs:
             if config == EBB:
                 rows = measure_cpp(options, dtype, none_norm)
-            elif config == PLANNED:
-                rows = measure_planned(options, dtype, none_norm, peer_peaks(results.rows, dtype))
+            elif config == PLANNED or config.startswith(PLANNED_WITHIN):
+                budget = None if config == PLANNED else parse_bytes(config.removeprefix(PLANNED_WITHIN))
+                rows = measure_planned(options, dtype, none_norm, budget, peer_peaks(results.rows, dtype))
+            elif config.startswith(CHECKPOINT_WITHIN):
+                rows = [measure_checkpoint_within(options, dtype, parse_bytes(config.removeprefix(CHECKPOINT_WITHIN)))]
             else:
                 rows = [measure_python(options, dtype, config)]
                 none_norm = rows[0].none_gradient_norm or none_norm

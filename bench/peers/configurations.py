@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch._ops import OpOverload
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from .model import Workload
 
@@ -35,12 +37,85 @@ def save_on_cpu(workload: Workload) -> Step:
     return step
 
 
-def checkpoint_blocks(workload: Workload) -> Step:
+def checkpointing_step(workload: Workload, call_block: Callable[..., Tensor]) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
-        hidden = workload.hidden(partial(checkpoint, use_reentrant=False))
+        hidden = workload.hidden(call_block)
         return workload.gradients(workload.loss(hidden, after_head))
 
     return step
+
+
+checkpoint_block = partial(checkpoint, use_reentrant=False)
+
+
+def checkpoint_blocks(workload: Workload) -> Step:
+    return checkpointing_step(workload, checkpoint_block)
+
+
+def checkpoint_first(workload: Workload, count: int) -> Step:
+    """The first blocks, as Megatron's "block" method: in backward theirs is the turn when the others' memory is free."""
+    if not 0 <= count <= len(workload.model.blocks):
+        raise ValueError(f"{count} of {len(workload.model.blocks)} blocks cannot be checkpointed")
+    chosen = set(workload.model.blocks[:count])
+
+    def call_block(block: torch.nn.Module, *arguments: Tensor) -> Tensor:
+        return checkpoint_block(block, *arguments) if block in chosen else block(*arguments)
+
+    return checkpointing_step(workload, call_block)
+
+
+aten = torch.ops.aten
+MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default})
+# One for each kernel that scaled_dot_product_attention may pick.
+ATTENTIONS = frozenset(
+    {
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+class Kept:
+    """Which operations' outputs a block keeps for backward; all others run again there. One object for each block and
+    step."""
+
+    def __init__(self, operations: frozenset[OpOverload], every_second_matmul: bool = False) -> None:
+        self.operations, self.every_second_matmul = operations, every_second_matmul
+        self.seen: set[OpOverload] = set()
+        self.matmuls = {False: 0, True: 0}  # in the first run and in the second
+
+    def __call__(self, context: Any, operation: OpOverload, *arguments: Any, **named: Any) -> CheckpointPolicy:
+        keeps = operation in self.operations
+        if keeps and self.every_second_matmul and operation in MATMULS:
+            self.matmuls[context.is_recompute] += 1
+            keeps = self.matmuls[context.is_recompute] % 2 == 1
+        if keeps:
+            self.seen.add(operation)
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpoint_selectively(workload: Workload, **kept: Any) -> Step:
+    def call_block(block: torch.nn.Module, *arguments: Tensor) -> Tensor:
+        policy = Kept(**kept)
+        output = checkpoint_block(
+            block, *arguments, context_fn=partial(create_selective_checkpoint_contexts, policy)
+        )
+        # A kernel with another name would be run again without a word.
+        if policy.seen.isdisjoint(ATTENTIONS):
+            raise RuntimeError("none of the attention operations that are to be kept has run")
+        return output
+
+    return checkpointing_step(workload, call_block)
+
+
+# Only what is bound by memory runs again.
+checkpoint_cheap = partial(checkpoint_selectively, operations=MATMULS | ATTENTIONS)
+# What grows with the square of the sequence's length stays.
+checkpoint_all_but_attention = partial(checkpoint_selectively, operations=ATTENTIONS)
+# As torchtitan's selective activation checkpointing by operations: attention and every second matmul stay.
+checkpoint_torchtitan = partial(checkpoint_selectively, operations=MATMULS | ATTENTIONS, every_second_matmul=True)
 
 
 def offload_activations(workload: Workload, package: ModuleType) -> Step:
@@ -88,4 +163,14 @@ CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "torchtune": torchtune,
     "trl": trl,
     "checkpoint": checkpoint_blocks,
+    "checkpoint_cheap": checkpoint_cheap,
+    "checkpoint_all_but_attention": checkpoint_all_but_attention,
+    "checkpoint_torchtitan": checkpoint_torchtitan,
 }
+CHECKPOINT_SOME = "checkpoint:"  # and the number of blocks
+
+
+def configuration(name: str) -> Callable[[Workload], Step]:
+    if name.startswith(CHECKPOINT_SOME):
+        return partial(checkpoint_first, count=int(name.removeprefix(CHECKPOINT_SOME)))
+    return CONFIGURATIONS[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .options import CPP_CONFIGS, EBB, Options
-from .results import Row, relative_difference, verdict
+from .results import GB, Row, relative_difference, verdict
 
 ROW_NAMES = dict(zip(CPP_CONFIGS, ("none in C++", EBB, f"{EBB}, lean")))
 MEASURED = (
@@ -79,17 +79,19 @@ def measure_cpp(options: Options, dtype: str, none_norm: float | None) -> list[R
     return measure(options, dtype, none_norm, {config: ROW_NAMES[config] for config in options.cpp_configs})
 
 
-def measure_planned(options: Options, dtype: str, none_norm: float | None, peer_peaks: Sequence[int]) -> list[Row]:
-    """Within the least of these."""
-    name = f"{EBB}, planned"
-    if not peer_peaks:
+def measure_planned(
+    options: Options, dtype: str, none_norm: float | None, budget: int | None, peer_peaks: Sequence[int]
+) -> list[Row]:
+    """Within the budget; None: within the least of these peaks."""
+    name = f"{EBB}, planned" if budget is None else f"{EBB}, within {budget / GB:g} GB"
+    if budget is None and not peer_peaks:
         return [Row(name, dtype, error="its budget is the least that a package takes, and none was measured before it")]
-    budget = min(peer_peaks)
+    bytes_ = min(peer_peaks) if budget is None else budget
     settled = replace(options, warm_up=max(options.warm_up, PLAN_WARM_UP))
-    rows = measure(settled, dtype, none_norm, {f"budget:{budget}": name})
+    rows = measure(settled, dtype, none_norm, {f"budget:{bytes_}": name})
     return [
-        replace(row, error=f"takes {row.peak_bytes} bytes, over its budget of {budget}")
-        if row.peak_bytes is not None and row.peak_bytes > budget
+        replace(row, error=f"takes {row.peak_bytes} bytes, over its budget of {bytes_}")
+        if row.peak_bytes is not None and row.peak_bytes > bytes_
         else row
         for row in rows
     ]

@@ -1,5 +1,6 @@
-"""What is measured of one Python configuration: each of the last three functions has a process of its own."""
+"""What is measured of one Python configuration: each of the last four functions has a process of its own."""
 
+import bisect
 import gc
 import importlib.metadata
 import os
@@ -12,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from .configurations import CONFIGURATIONS, Step, none
+from .configurations import Step, checkpoint_first, configuration, none
 from .model import Workload
 from .options import DTYPES, Options
 from .results import relative_difference
@@ -22,13 +23,18 @@ LINK_BYTES = 1 << 30
 LINK_COPIES = 7
 
 
-def make_steps(options: Options, dtype: str, config: str) -> tuple[Step, Step]:
-    """Plain autograd's step and the configuration's, of the same weights and tokens."""
+def make_workload(options: Options, dtype: str) -> Workload:
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    workload = Workload(options.chosen_shape(), DTYPES[dtype], device)
-    return none(workload), CONFIGURATIONS[config](workload)
+    return Workload(options.chosen_shape(), DTYPES[dtype], device)
+
+
+def make_steps(options: Options, dtype: str, config: str) -> tuple[Step, Step]:
+    """Plain autograd's step and the configuration's, of the same weights and tokens."""
+    workload = make_workload(options, dtype)
+    return none(workload), configuration(config)(workload)
 
 
 def synchronize() -> None:
@@ -120,6 +126,30 @@ def gradients_equal(options: Options, dtype: str, config: str) -> bool:
     plain, step = make_steps(options, dtype, config)
     expected = plain(ignore)
     return all(all(map(same_bits, expected, step(ignore))) for _ in range(CHECKED_STEPS))
+
+
+def fewest(count: int, peak_bytes: Callable[[int], int], budget_bytes: int) -> int:
+    """The least number from 0 to `count` whose peak, which falls with it, is within the budget. Raises ValueError where
+    there is none."""
+    least = bisect.bisect_left(range(count + 1), True, key=lambda number: peak_bytes(number) <= budget_bytes)
+    if least > count:
+        raise ValueError(f"all {count} of them take {peak_bytes(count)} bytes, over {budget_bytes}")
+    return least
+
+
+def blocks_to_checkpoint(options: Options, dtype: str, budget_bytes: int) -> int:
+    """The fewest blocks with whose checkpointing a step's peak is within the budget."""
+    workload = make_workload(options, dtype)
+
+    def peak_bytes(blocks: int) -> int:
+        step = checkpoint_first(workload, blocks)
+        step(ignore)  # what the first step alone allocates
+        memory = measure_memory(step)
+        if not memory:
+            raise RuntimeError(f"no peak is known on {options.device}")
+        return memory["peak_bytes"]
+
+    return fewest(len(workload.model.blocks), peak_bytes, budget_bytes)
 
 
 def describe_machine(options: Options) -> dict[str, Any]:

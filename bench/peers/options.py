@@ -1,17 +1,21 @@
 """What a user of the benchmark may set."""
 
 import argparse
+import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
-from .configurations import CONFIGURATIONS
+from .configurations import CHECKPOINT_SOME, CONFIGURATIONS
 from .model import SHAPES, Shape
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# tf32: float32 tensors, of which matrix products read ten bits of the mantissa.
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 EBB = "ebb"
 PLANNED = "planned"
+PLANNED_WITHIN = f"{PLANNED}:"  # and a size
+CHECKPOINT_WITHIN = "checkpoint_within:"  # and a size
 CPP_CONFIGS = ("none", "offload", "lean")  # by the C++ program's names
 CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"), PLANNED)
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -36,6 +40,33 @@ class Options:
         return replace(shape, layers=self.layers) if self.layers else shape
 
 
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate("kMGT" if suffix == "B" else "KMGT", 1)
+}
+
+
+def parse_bytes(text: str) -> int:
+    """As the C++ programs read sizes: a number and perhaps a unit, such as 24GB or 512MiB."""
+    match = re.fullmatch(r"([0-9.]+) ?([A-Za-z]*)", text)
+    if match is None or match[2] not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 24GB or 512MiB")
+    return round(float(match[1]) * UNITS[match[2]])
+
+
+def config(text: str) -> str:
+    """One of CONFIGS, or one that goes on with a number or a size."""
+    if text in CONFIGS:
+        return text
+    for prefix, parse in ((CHECKPOINT_SOME, int), (CHECKPOINT_WITHIN, parse_bytes), (PLANNED_WITHIN, parse_bytes)):
+        if text.startswith(prefix):
+            parse(text.removeprefix(prefix))
+            return text
+    parametrized = f"{CHECKPOINT_SOME}BLOCKS, {CHECKPOINT_WITHIN}SIZE, {PLANNED_WITHIN}SIZE"
+    raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS)}, {parametrized}")
+
+
 def positive(text: str) -> int:
     if (value := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
@@ -56,7 +87,14 @@ def parse_options(description: str) -> Options:
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--layers", type=positive, help="instead of the shape's own number")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
-    parser.add_argument("--configs", nargs="+", choices=CONFIGS, help="measured in this order")
+    parser.add_argument(
+        "--configs",
+        nargs="+",
+        type=config,
+        metavar="CONFIG",
+        help=f"measured in this order; of {', '.join(CONFIGS)} (the default), {CHECKPOINT_SOME}BLOCKS (so many), "
+        f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget)",
+    )
     parser.add_argument(
         "--cpp-configs", nargs="+", choices=CPP_CONFIGS, help=f"of the C++ program, where {EBB} is measured"
     )

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+namespace torch::autograd {
+struct Engine;
+}
+
+namespace ebb {
+
+// Which saved-tensor hook autograd gives a save by default.
+enum class DefaultHooks : std::uint8_t {
+  kNone,   // LibTorch's own engine: no hook at all
+  kIdle,   // keeps the tensor that it gets: what any hook costs. Leaks where an operation saves its own output
+  kLeast,  // the least that is right in every program: such an output without its history, and its version checked
+};
+
+// Has autograd use these hooks while it lives, whatever engine was installed before (Note [An engine of our own] in
+// offload/engine.h): what is measured beside ebb must come the way that ebb's hooks come. A hook that is handed to
+// SavedVariable::register_hooks costs more, because the save has been made without it by then.
+//
+// The first Offloader of a process installs ebb's engine, so it must be older than the first of these.
+//
+// Threads: one at a time in the process.
+class DefaultHooksInForce {
+ public:
+  explicit DefaultHooksInForce(DefaultHooks which);
+  ~DefaultHooksInForce();
+  DefaultHooksInForce(const DefaultHooksInForce&) = delete;
+  DefaultHooksInForce& operator=(const DefaultHooksInForce&) = delete;
+
+ private:
+  torch::autograd::Engine& before_;
+};
+
+}  // namespace ebb
