@@ -92,7 +92,9 @@ TEST_CASE("large blocks lie on a page, small ones are LibTorch's, and all are fr
   CHECK(allocator.bytes().in_use == in_use + mapped);
   CHECK((bytes < kLeast || is_aligned(data, kPageBytes)));
   CHECK((data != nullptr || bytes == 0));
-  std::memset(data, 1, bytes);
+  if (bytes != 0) {
+    std::memset(data, 1, bytes);
+  }
   allocator.raw_deallocate(data);
   CHECK(allocator.bytes().in_use == in_use);
 
