@@ -19,10 +19,11 @@ namespace ebb {
 // keeps them: its first free of a mapped block raises the size from which blocks are mapped at all, up to 32 MiB, and
 // smaller ones lie on a heap whose holes stay resident. So large blocks never reach malloc here.
 //
-// Mapping each block anew would cost a page fault for every 4 KiB, in training more time than the system needs to copy
-// those bytes. So freed blocks are kept for requests of exactly their size, which in training are most of them. What is
-// kept is bounded, and the block that was freed first is unmapped first. A mallopt that fixes malloc's threshold gives
-// the same memory back at the price of all those faults, and a malloc_trim once a step comes after the step's peak.
+// Mapping each block anew costs a page fault for every 4 KiB: without a cache the training program on two cores made
+// nine times the page faults and took over four times the system time. So freed blocks are kept for requests of exactly
+// their size, which in training are most of them. What is kept is bounded, and the block that was freed first is
+// unmapped first. A fixed mmap threshold of malloc's gives the same memory back at the price of all those faults, and a
+// malloc_trim once a step comes after the step's peak: it left nine tenths of plain autograd's resident memory.
 //
 // Memory: a block is rounded up to whole pages and starts on one. Its content is unspecified.
 // Errors: LibTorch's own, because smaller blocks are from its allocator, and so is what the system refuses to map.
