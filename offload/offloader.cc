@@ -15,6 +15,7 @@
 #include "policy/minimum_size.h"
 #include "policy/planned.h"
 #include "streams/disk_tier.h"
+#include "streams/mmap_allocator.h"
 #include "streams/pinned_tier.h"
 #include "streams/process_mark.h"
 #include "streams/trace.h"
@@ -59,7 +60,12 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
     config.trace = trace;
     return std::make_shared<PinnedTier>(config);
   }
-  return std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io), trace);
+  auto tier =
+      std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io), trace);
+  if (options.return_freed_memory) {
+    MmapAllocator::install();
+  }
+  return tier;
 }
 
 std::shared_ptr<Trace> make_trace(const Options& options) {

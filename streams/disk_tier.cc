@@ -8,6 +8,7 @@
 
 #include "streams/aligned_memory.h"
 #include "streams/fault_point.h"
+#include "streams/mmap_allocator.h"
 #include "streams/trace.h"
 
 namespace ebb {
@@ -17,6 +18,17 @@ static_assert(BlockPool::kAlignment % kPageBytes == 0, "direct I/O needs blocks 
 namespace {
 
 void delete_data_ptr(void* context) { delete static_cast<c10::DataPtr*>(context); }
+
+c10::DataPtr cpu_memory(std::size_t bytes) {
+  try {
+    return c10::GetCPUAllocator()->allocate(bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {  // what c10's own allocator throws
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
+                     " bytes of memory to copy back to: ", error.what_without_backtrace());
+  }
+}
 
 void require_cpu(c10::Stream stream) {
   TORCH_CHECK(stream.device_type() == c10::kCPU, "the disk tier serves the CPU, not ", stream);
@@ -67,15 +79,15 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
 c10::DataPtr DiskTier::allocate(std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
-  auto whole = std::make_unique<c10::DataPtr>();
-  try {
-    *whole = c10::GetCPUAllocator()->allocate(round_up_to_page(bytes) + kPageBytes);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error& error) {  // what c10's own allocator throws
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
-                     " bytes of memory to copy back to: ", error.what_without_backtrace());
+  const std::size_t whole_pages = round_up_to_page(bytes);
+  if (whole_pages >= MmapAllocator::kLeastBytes) {
+    c10::DataPtr memory = cpu_memory(whole_pages);
+    if (is_aligned(memory.get(), kPageBytes)) {
+      return memory;
+    }
   }
+  // An allocator that knows nothing of pages.
+  auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));
   const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
   auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
   return {start, whole.release(), &delete_data_ptr, device()};

@@ -45,7 +45,8 @@ class DiskTier final : public Tier {
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
   // From c10's CPU allocator, whichever is installed. Aligned to a page, so that whole pages are read straight into
-  // it; the last part of a page passes through a bounce buffer.
+  // it; the last part of a page passes through a bounce buffer. What that allocator gives is handed out as it is if it
+  // lies on a page, as MmapAllocator's does.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;

@@ -13,16 +13,19 @@
 #include "bench/device.h"
 #include "bench/llama.h"
 #include "bench/train/options.h"
+#include "bench/train/own_process.h"
 #include "bench/train/picture.h"
 #include "bench/train/progress.h"
 #include "bench/train/report.h"
 #include "bench/train/run.h"
+#include "bench/train/run_bytes.h"
 #include "bench/train/sample.h"
 #include "bench/train/text.h"
 #include "bench/train/trainer.h"
 #include "bench/whole_file.h"
 #include "policy/minimum_size.h"
 #include "policy/recompute.h"
+#include "streams/mmap_allocator.h"
 
 namespace ebb {
 namespace {
@@ -61,9 +64,10 @@ void check_outputs(const TrainOptions& options) {
 }
 
 // What the training peaks at without ebb: its second step has the optimizer's state too.
-std::uint64_t plain_peak(TrainOptions options, const Text& text, DeviceMemory& memory) {
-  memory.reset();
-  Trainer trainer(options, text.bytes, *options.ebb.device);
+std::uint64_t plain_peak(const TrainOptions& options, const Text& text) {
+  const auto device = pick_device(options.device);
+  DeviceMemory memory(device);
+  Trainer trainer(options, text.bytes, device);
   Options off;
   off.enabled = false;
   Offloader none(off);
@@ -74,13 +78,14 @@ std::uint64_t plain_peak(TrainOptions options, const Text& text, DeviceMemory& m
   return memory.peak_bytes();
 }
 
-void set_budget(TrainOptions& options, const Text& text, DeviceMemory& memory) {
+void set_budget(TrainOptions& options, const Text& text) {
   if (!options.device_budget) {
     return;
   }
   std::uint64_t bytes = 0;
   if (const auto* const share = std::get_if<double>(&*options.device_budget)) {
-    const std::uint64_t peak = plain_peak(options, text, memory);
+    const auto measured = in_own_process([&] { return std::to_string(plain_peak(options, text)); });
+    const std::uint64_t peak = std::stoull(measured.answer);
     bytes = static_cast<std::uint64_t>(*share * static_cast<double>(peak));
     std::printf("budget: %s, of %s that this training takes without ebb\n", format_bytes(bytes).c_str(),
                 format_bytes(peak).c_str());
@@ -89,21 +94,34 @@ void set_budget(TrainOptions& options, const Text& text, DeviceMemory& memory) {
     std::printf("budget: %s\n", format_bytes(bytes).c_str());
   }
   options.ebb.device_budget = DeviceBytes{bytes};
-  options.ebb.device_meter = memory.meter();
 }
 
-// One pass over the steps from the start. With ebb, or for want of a comparison, it also saves and samples.
-RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& memory, bool offload, bool main_run) {
-  memory.reset();
-  Trainer trainer(options, text.bytes, *options.ebb.device);
+// One pass over the steps from the start. The main run also prints what is trained, saves and samples.
+RunResult run_once(const TrainOptions& asked, const Text& text, bool offload, bool main_run) {
+  TrainOptions options = asked;
+  const auto device = pick_device(options.device);
+  options.ebb.device = device;
+  if (offload && device.is_cpu() && options.ebb.return_freed_memory) {
+    MmapAllocator::install();  // below the allocator that counts, which an Offloader would leave in place
+  }
+  DeviceMemory memory(device);
+  if (options.device_budget) {
+    options.ebb.device_meter = memory.meter();
+  }
+  RunResult result;
+  const std::string name = device_name(device);
+  if (main_run) {
+    print_start(options, name, text);
+  }
+  Trainer trainer(options, text.bytes, device);
   Offloader offloader(offloader_options(options, offload));
   offloader.exclude(trainer.model());
-  RunResult result;
   {
     Progress progress(offload ? "training with ebb" : "training without ebb", options.until,
                       options.batch * options.seq);
     result = run_steps(trainer, offloader, memory, options, progress);
   }
+  result.device = name;
   if (offload && options.explain) {
     std::printf("\n%s", offloader.explain().c_str());
   }
@@ -117,6 +135,15 @@ RunResult run_once(const TrainOptions& options, const Text& text, DeviceMemory& 
   if (main_run && options.sample > 0) {
     std::printf("sample:\n%s\n", printable(trainer.sample(kPrompt, options.sample)).c_str());
   }
+  result.peak_resident_bytes = peak_resident_bytes();
+  return result;
+}
+
+// The same in a process of its own, whose memory is not the other run's too.
+RunResult run_apart(const TrainOptions& options, const Text& text, bool offload, bool main_run) {
+  const auto measured = in_own_process([&] { return to_bytes(run_once(options, text, offload, main_run)); });
+  RunResult result = run_result_of(measured.answer);
+  result.peak_resident_bytes = measured.peak_resident_bytes;
   return result;
 }
 
@@ -124,25 +151,20 @@ int train(TrainOptions options) {
   if (options.compare) {
     use_deterministic_algorithms();
   }
-  const auto device = pick_device(options.device);
-  options.ebb.device = device;
   check_outputs(options);
-  DeviceMemory memory(device);
   const Text text = options.text.empty() ? load_default_text() : load_text(options.text);
-  const std::string name = device_name(device);
-  print_start(options, name, text);
-  set_budget(options, text, memory);
+  set_budget(options, text);
 
   Report report;
   report.options = options;
-  report.device = name;
   report.text = options.text.empty() ? std::filesystem::path("LibTorch's C++ headers") : options.text;
   report.text_bytes = text.bytes.size();
-  report.run = run_once(options, text, memory, options.offload, /*main_run=*/true);
-  report.first_step = options.until - static_cast<std::int64_t>(report.run.losses.size());
+  const auto run = options.compare ? &run_apart : &run_once;
+  report.run = run(options, text, options.offload, /*main_run=*/true);
   if (options.compare) {
-    report.plain = run_once(options, text, memory, /*offload=*/false, /*main_run=*/false);
+    report.plain = run(options, text, /*offload=*/false, /*main_run=*/false);
   }
+  report.first_step = options.until - static_cast<std::int64_t>(report.run.losses.size());
   std::printf("\n%s", summary(report).c_str());
   if (!options.report.empty()) {
     write_report(report, options.report);

@@ -164,6 +164,9 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->type_name("KIND")
       ->transform(CLI::CheckedTransformer(kDiskIo).description(""))
       ->group(group);
+  app.add_flag("!--keep-freed-memory", o.ebb.return_freed_memory,
+               "CPU: leave freed memory with malloc instead of returning it to the system")
+      ->group(group);
   app.add_flag("--pageable", pageable, "GPU: ordinary host memory instead of pinned")->group(group);
 }
 

@@ -78,7 +78,7 @@ bool Report::losses_equal() const {
 
 void write_report(const Report& report, const std::filesystem::path& folder) {
   const auto& plain = report.plain;
-  Json json = {{"device", report.device},
+  Json json = {{"device", report.run.device},
                {"dtype", report.options.dtype},
                {"deterministic", at::globalContext().deterministicAlgorithms()},
                {"first_step", report.first_step},
@@ -92,6 +92,8 @@ void write_report(const Report& report, const std::filesystem::path& folder) {
                {"plain_peak_saved_bytes_on_device", plain ? Json(plain->saved.peak_bytes) : Json()},
                {"peak_device_bytes", report.run.peak_device_bytes},
                {"plain_peak_device_bytes", plain ? Json(plain->peak_device_bytes) : Json()},
+               {"peak_resident_bytes", report.run.peak_resident_bytes},
+               {"plain_peak_resident_bytes", plain ? Json(plain->peak_resident_bytes) : Json()},
                {"bytes_offloaded_per_step", report.run.bytes_offloaded_per_step()},
                {"text", report.text.string()},
                {"text_bytes", report.text_bytes},

@@ -15,7 +15,6 @@ inline constexpr const char* kReportFile = "report.json";
 // All that a run of the program found out.
 struct Report {
   TrainOptions options;
-  std::string device;  // its name
   std::filesystem::path text;
   std::size_t text_bytes = 0;
   std::int64_t first_step = 0;
@@ -27,9 +26,10 @@ struct Report {
 };
 
 // Writes kReportFile into the folder, which must be there. Throws std::runtime_error that names the file. Sizes are
-// bytes, times milliseconds; what was not measured is null. `deterministic` is whether LibTorch was confined to
-// algorithms that give the same bits in every run. `plain_peak_saved_bytes_on_device` is counted as the other is, by an
-// offloader that keeps everything.
+// bytes, times milliseconds; what was not measured is null. Resident memory is that of a run's own process, libraries
+// included; without a comparison it is that of the whole program so far. `deterministic` is whether LibTorch was
+// confined to algorithms that give the same bits in every run. `plain_peak_saved_bytes_on_device` is counted as the
+// other is, by an offloader that keeps everything.
 void write_report(const Report& report, const std::filesystem::path& folder);
 
 // The results side by side, as lines for a terminal.

@@ -77,6 +77,7 @@ SavedMemory plain_saved_memory(Trainer& trainer, const TrainOptions& options) {
   Options keeping;
   keeping.device = options.ebb.device;
   keeping.spill_folder = options.ebb.spill_folder;
+  keeping.return_freed_memory = false;  // the process is to stay as it would be without ebb
   keeping.record_timeline = true;
   keeping.policy = callback([](const Candidate&) { return Decision::kKeep; });
   Offloader offloader(keeping);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "bench/train/options.h"
@@ -21,10 +22,12 @@ struct SavedMemory {
 
 // What one pass over the steps gave.
 struct RunResult {
+  std::string device;  // its name
   std::vector<float> losses;
   std::vector<double> step_ms;
   SavedMemory saved;
   std::uint64_t peak_device_bytes = 0;
+  std::uint64_t peak_resident_bytes = 0;  // of the process that did it
   Stats stats;
 
   // The median of the steps from the third on, which have a step before them to learn from, where there are such.

@@ -43,6 +43,7 @@ std::string summary(const Report& report) {
   out += cells("ms per step", [](const RunResult& r) { return number("%.1f", r.ms_per_step()); });
   out += cells("peak saved bytes on the device", [](const RunResult& r) { return format_bytes(r.saved.peak_bytes); });
   out += cells("peak device memory", [](const RunResult& r) { return format_bytes(r.peak_device_bytes); });
+  out += cells("peak resident memory", [](const RunResult& r) { return format_bytes(r.peak_resident_bytes); });
   out += cells("offloaded per step", [](const RunResult& r) { return format_bytes(r.bytes_offloaded_per_step()); });
   if (report.options.recompute != Recompute::kNo) {
     out += cells("recomputed per step", [](const RunResult& r) {

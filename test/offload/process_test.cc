@@ -1,5 +1,5 @@
-// What happens to ebb when a process ends or forks at an awkward moment. Each case starts a program of its own
-// (test/process/process_probe.cc), which an alarm ends if it hangs.
+// What happens to ebb when a process ends or forks at an awkward moment, and to the process's memory. Each case starts
+// a program of its own (test/process/process_probe.cc), which an alarm ends if it hangs.
 
 #include <sys/wait.h>
 
@@ -150,6 +150,20 @@ TEST_CASE("forks among threads that hold ebb's locks leave no child hanging", "[
 TEST_CASE("after a fork of a process that uses a GPU the child gets a clear error and the parent goes on exactly",
           "[process][gpu]") {
   CHECK(run_probe("fork_on_gpu", "") == Ending{0, std::string(kRefused) + "child: exit 0\nexact\n"});
+}
+
+TEST_CASE("an offloader over the CPU has freed memory go back to the system, also after its end", "[process]") {
+  CHECK(probe("memory_returned") == Ending{0, "returned\nreturned\nequal\n"});
+}
+
+TEST_CASE("an offloader that is told so leaves malloc alone", "[process]") {
+  const Ending ending = probe("memory_left_to_malloc");
+  CHECK(ending.status == 0);
+  CHECK(ending.said.starts_with("LibTorch's allocator\n"));  // what malloc does then is its own affair
+}
+
+TEST_CASE("a CPU allocator that the program sets, before an offloader or after it, stays", "[process]") {
+  CHECK(probe("memory_of_programs_allocator") == Ending{0, "the program's\nanother\nthe program's\n"});
 }
 
 }  // namespace ebb

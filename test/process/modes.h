@@ -10,5 +10,6 @@ using Modes = std::map<std::string, void (*)()>;
 
 extern const Modes kExitModes;
 extern const Modes kForkModes;
+extern const Modes kMemoryModes;
 
 }  // namespace ebb

@@ -1,6 +1,6 @@
-// A program that test/offload/process_test.cc starts, because what it shows ends a process: exit and fork at awkward
-// moments. `process_probe MODE` prints what happened, one line each, and exits 0 unless something unexpected was thrown
-// (1), or was not (its line says so). An alarm ends it, and each child, that hangs.
+// A program that test/offload/process_test.cc starts, because what it shows concerns a whole process: exit and fork at
+// awkward moments, and its memory. `process_probe MODE` prints what happened, one line each, and exits 0 unless
+// something unexpected was thrown (1), or was not (its line says so). An alarm ends it, and each child, that hangs.
 
 #include <unistd.h>
 
@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);  // libgomp's threads do not survive fork either, and nothing here needs them
   ebb::Modes modes = ebb::kExitModes;
   modes.insert(ebb::kForkModes.begin(), ebb::kForkModes.end());
+  modes.insert(ebb::kMemoryModes.begin(), ebb::kMemoryModes.end());
   const auto mode = modes.find(argc == 2 ? argv[1] : "");
   if (mode == modes.end()) {
     std::cerr << "usage: process_probe MODE\n";

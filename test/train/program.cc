@@ -1,6 +1,8 @@
 #include "test/train/program.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -22,6 +24,8 @@ fs::path find_program(const std::string& name) {
   }
   throw std::runtime_error("bench/" + name + " is not built under " + fs::current_path().string());
 }
+
+constexpr int kNotStarted = 127;  // as shells have it
 
 int exit_status(int waited) {
   constexpr int kSignalBase = 128;
@@ -48,8 +52,19 @@ Outcome run_program(const std::string& name, const std::string& arguments, const
   const TempFolder folder;
   const std::string command = before + " exec " + find_program(name).string() + " " + arguments + " >" +
                               folder.file("out").string() + " 2>" + folder.file("err").string();
-  const int waited = std::system(command.c_str());
-  return {exit_status(waited), read_file(folder.file("out")), read_file(folder.file("err"))};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    std::_Exit(kNotStarted);
+  }
+  int waited = 0;
+  struct rusage usage = {};
+  if (child < 0 || ::wait4(child, &waited, 0, &usage) != child) {
+    throw std::runtime_error("cannot run " + command);
+  }
+  constexpr std::uint64_t kBytesPerMaxrss = 1024;
+  return {exit_status(waited), read_file(folder.file("out")), read_file(folder.file("err")),
+          static_cast<std::uint64_t>(usage.ru_maxrss) * kBytesPerMaxrss};
 }
 
 std::string read_file(const fs::path& path) {

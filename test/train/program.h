@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -19,11 +20,12 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-// How a program ended, and what it wrote.
+// How a program ended, what it wrote and what it took.
 struct Outcome {
   int status = 0;  // its exit code; 128 + N where signal N ended it, as shells count
   std::string out;
   std::string err;
+  std::uint64_t peak_resident_bytes = 0;  // of it or of the largest process that it started and waited for
 };
 
 // Runs a program of bench/ ("train") that was built with the tests. `arguments` are words for a shell, and so is

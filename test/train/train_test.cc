@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
+#include "bench/bytes.h"
 #include "test/train/program.h"
 #include "test/train/tiny_run.h"
 
@@ -72,6 +73,28 @@ TEST_CASE("a comparison counts the saved bytes of both sides in the same way", "
   CHECK(report["bytes_offloaded_per_step"].get<std::uint64_t>() > plain / 2);
   CHECK(report["peak_device_bytes"].get<std::uint64_t>() > 0);
   CHECK(report["plain_peak_device_bytes"].get<std::uint64_t>() > plain);
+}
+
+TEST_CASE("training with ebb takes less RAM as the system counts it, each run in a process of its own", "[train]") {
+  const TinyRun train;
+  // LibTorch alone takes half a GB. What is saved must count beside that.
+  const std::string flags =
+      "--compare --steps 2 --batch 16 --seq 512 --dim 128 --ffn 512 --layers 6 --minimum 1MiB --report ";
+  const auto outcome = train(flags + train.file("report"));
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.status == 0);
+  const auto report = Json::parse(read_file(train.file("report/report.json")));
+  CHECK(report["losses_equal"] == true);
+  const auto with = report["peak_resident_bytes"].get<std::uint64_t>();
+  const auto without = report["plain_peak_resident_bytes"].get<std::uint64_t>();
+  CHECK(outcome.peak_resident_bytes == without);
+  CHECK(without > report["plain_peak_device_bytes"].get<std::uint64_t>());
+  CHECK(with * 5 < without * 3);
+  const auto row = outcome.out.find("\n  peak resident memory ");
+  REQUIRE(row != std::string::npos);
+  const std::string line = outcome.out.substr(row + 1, outcome.out.find('\n', row + 1) - row - 1);
+  CHECK(line.find(" " + format_bytes(with) + " ") != std::string::npos);
+  CHECK(line.ends_with(" " + format_bytes(without)));
 }
 
 TEST_CASE("the report's timeline rises in the forward pass and ends empty in backward", "[train]") {
