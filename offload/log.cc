@@ -8,7 +8,11 @@ namespace ebb {
 
 void log_warning(const std::string& message) { spdlog::warn("ebb: {}", message); }
 
+void log_info(const std::string& message) { spdlog::info("ebb: {}", message); }
+
 void log_debug(const std::string& message) { spdlog::debug("ebb: {}", message); }
+
+void keep_log_alive() { (void)spdlog::default_logger_raw(); }
 
 bool debug_log_wanted() { return spdlog::should_log(spdlog::level::debug); }
 

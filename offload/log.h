@@ -7,8 +7,12 @@ namespace ebb {
 
 // The one place that knows spdlog. Messages go to spdlog's default logger.
 void log_warning(const std::string& message);
+void log_info(const std::string& message);
 void log_debug(const std::string& message);
 [[nodiscard]] bool debug_log_wanted();
+
+// Has spdlog outlive what is being made, which may log in its destructor: also where that is a static object.
+void keep_log_alive();
 
 // "64.0 MiB"
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
