@@ -220,12 +220,15 @@ Stats Core::stats() {
 }
 
 void Core::log_summary() noexcept {
+  if (counters_.steps < kEnoughSteps) {
+    return;
+  }
   try {
     const Stats now = stats();
-    if (now.steps < kEnoughSteps) {
+    log_info(summary(now));
+    if (planning_ != nullptr) {  // its recorded steps move whatever they can, and the others what the budget asks for
       return;
     }
-    log_info(summary(now));
     const std::lock_guard lock(policy_mutex_);
     for (const std::string& warning : warnings(now, options_.policy->matches())) {
       log_warning(warning);

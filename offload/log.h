@@ -5,13 +5,14 @@
 
 namespace ebb {
 
-// The one place that knows spdlog. Messages go to spdlog's default logger.
+// The one place that knows spdlog. Messages go to spdlog's default logger; those that come after its end, from objects
+// of static lifetime, are dropped.
 void log_warning(const std::string& message);
 void log_info(const std::string& message);
 void log_debug(const std::string& message);
 [[nodiscard]] bool debug_log_wanted();
 
-// Has spdlog outlive what is being made, which may log in its destructor: also where that is a static object.
+// Has the logger end after what is being made, which logs in its destructor and may be a static object.
 void keep_log_alive();
 
 // "64.0 MiB"

@@ -61,10 +61,10 @@ class Offloader {
 
   [[nodiscard]] Stats stats() const;
 
-  // What came of it, in one line without an end: the peak of saved tensors' bytes on the device beside what it would
+  // What came of it, in one line without its newline: the peak of saved tensors on the device beside what it would
   // have been, how much was moved and recomputed, and how long the device waited. Over the time that stats() is about.
-  // The destructor logs it, if there were enough steps to tell (kEnoughSteps in summary.h), and warns where moving has
-  // bought nothing, and of a policy that looked for a kind of storage and found none.
+  // The destructor logs it, if there were enough steps to tell (kEnoughSteps in summary.h). Without a budget it also
+  // warns where moving has bought nothing, and of a policy that looked for a kind of storage and found none.
   [[nodiscard]] std::string summary() const;
 
   // With Options::device_budget, a table of the plan that was made or followed last: what becomes of the storages of

@@ -19,6 +19,7 @@
 #include "policy/operation.h"
 #include "policy/recompute.h"
 #include "test/offload/parity.h"
+#include "test/offload/planning_rig.h"
 #include "test/offload/printed.h"
 
 namespace ebb {
@@ -141,6 +142,19 @@ TEST_CASE_METHOD(NoLeak, "a policy that matched nothing is warned of once, and o
   const std::string text = printed_by(setting, chain, kEnoughSteps);
   CHECK_THAT(text, Contains("except_operations matched none") && !Contains("recompute matched"));
   CHECK(lines(text) == 2);
+}
+
+TEST_CASE_METHOD(NoLeak, "a plan is not warned of, whose first steps move all though the budget lets all stay") {
+  Printed printed;
+  {
+    Rig rig(planned(DeviceBytes{kUnlimited}));
+    for (std::uint64_t step = 0; step < kEnoughSteps; ++step) {
+      train_step(&rig.offloader());
+    }
+  }
+  const std::string text = printed.take();
+  CHECK_THAT(text, Contains("in 3 steps") && !Contains("[warning]"));
+  CHECK(lines(text) == 1);
 }
 
 TEST_CASE_METHOD(NoLeak, "Offloader::summary is the line of its end, and one that is switched off says so") {
