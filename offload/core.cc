@@ -9,6 +9,7 @@
 #include "offload/engine.h"
 #include "offload/log.h"
 #include "offload/step_recorder.h"
+#include "offload/summary.h"
 #include "streams/checked_tier.h"
 
 namespace ebb {
@@ -200,7 +201,26 @@ Stats Core::stats() {
   stats.stash = {stash_.gauge().now_bytes(), stash_.gauge().peak_bytes(), stash_limit()};
   stats.window = {window_.now_bytes(), window_.peak_bytes(), window_limit()};
   stats.saved_on_device = {account_->held.now_bytes(), account_->held.peak_bytes(), 0};
+  stats.saved_if_kept = {account_->if_kept.now_bytes(), account_->if_kept.peak_bytes(), 0};
   return stats;
+}
+
+void Core::log_summary() noexcept {
+  if (counters_.steps < kEnoughSteps) {
+    return;
+  }
+  try {
+    const Stats now = stats();
+    log_info(summary(now));
+    if (planning_ != nullptr) {  // its recorded steps move whatever they can, and the others what the budget asks for
+      return;
+    }
+    const std::lock_guard lock(policy_mutex_);
+    for (const std::string& warning : warnings(now, options_.policy->matches())) {
+      log_warning(warning);
+    }
+  } catch (...) {  // no memory for it, or a logger that throws
+  }
 }
 
 std::vector<TraceSpan> Core::take_trace() {
@@ -216,6 +236,7 @@ void Core::reset_stats() {
   stash_.gauge().reset_peak();
   window_.reset_peak();
   account_->held.reset_peak();
+  account_->if_kept.reset_peak();
   const std::lock_guard lock(reset_mutex_);
   stalls_at_reset_ = tier_->stall_stats();
 }

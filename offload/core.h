@@ -88,7 +88,7 @@ class Core : public std::enable_shared_from_this<Core> {
   // after this.
   [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
     using What = DeviceAccount::Held::What;
-    return {account_, bytes, planning_ == nullptr ? What::kStorage : What::kPassedThrough};
+    return {account_, bytes, planning_ == nullptr ? What::kPassedThrough : What::kPassedThroughBesidePlan};
   }
 
   // Counts bytes as a storage's that is held on the device.
@@ -138,6 +138,7 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] Gauge& window() { return window_; }
   [[nodiscard]] Gauge& retained() { return retained_; }  // sources that are kept for backward, bounded as the stash
   [[nodiscard]] Gauge& on_device() { return account_->held; }
+  [[nodiscard]] Gauge& if_kept() { return account_->if_kept; }
   [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
   [[nodiscard]] Counters& counters() { return counters_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
@@ -152,6 +153,7 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] std::uint64_t window_limit() const;
 
   [[nodiscard]] Stats stats();
+  void log_summary() noexcept;  // at the Offloader's end
   void reset_stats();
 
  private:

@@ -25,10 +25,13 @@ struct DeviceAccount {
   // A lease that keeps what it counts in.
   class Held {
    public:
-    enum class What : bool { kStorage, kPassedThrough };
+    enum class What : std::uint8_t { kStorage, kPassedThrough, kPassedThroughBesidePlan };
     Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes, What what = What::kStorage)
         : account_(std::move(account)), lease_(account_->held.hold(bytes)) {
-      if (what == What::kPassedThrough) {
+      if (what != What::kStorage) {
+        if_kept_ = account_->if_kept.hold(bytes);
+      }
+      if (what == What::kPassedThroughBesidePlan) {
         passed_through_ = account_->passed_through.hold(bytes);
       }
     }
@@ -38,12 +41,14 @@ struct DeviceAccount {
    private:
     std::shared_ptr<DeviceAccount> account_;  // destroyed last
     Gauge::Lease lease_;
+    Gauge::Lease if_kept_;
     Gauge::Lease passed_through_;
   };
 
   Timeline timeline;
   Gauge held;
-  Gauge passed_through;
+  Gauge if_kept;         // Stats::saved_if_kept
+  Gauge passed_through;  // where a plan needs to know
 
   // How often the device had no memory left, so that what ebb held was to make room. A step meanwhile gives no record.
   std::atomic<std::uint64_t> evictions{0};

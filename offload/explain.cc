@@ -122,6 +122,17 @@ struct GoalText {
   std::string operator()(const LeastMemory& /*goal*/) const { return "the least memory"; }
 };
 
+// What to make of the predicted time.
+std::string trust(const PlanReport& report) {
+  constexpr double kFar = 0.1;
+  if (!report.actual) {
+    return report.on_cpu ? "; on a CPU the time is not to be trusted before a step has been checked" : "";
+  }
+  const double off = report.actual->ms / report.predicted.step_ms - 1;
+  return off < -kFar || off > kFar ? fmt::format("; off by {:+.0f} %, so the time is not to be trusted", 100 * off)
+                                   : "";
+}
+
 }  // namespace
 
 std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
@@ -140,16 +151,15 @@ std::string explain_plan(const Planned::Known& known, const Goal& goal, const Pl
         fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
                     text(row.decision), text(row.why, row.decision), cost(row, report.rates));
   }
-  const auto peak = [&](std::uint64_t bytes) {
-    return bytes == 0 ? std::string("not known without Options::device_meter") : human_bytes(bytes);
-  };
-  out += fmt::format("peak: predicted {}{}, actual {}\n", human_bytes(predicted.peak_bytes),
-                     report.fits ? "" : " (over the budget)", actual ? peak(actual->peak_bytes) : "not known yet");
+  out +=
+      fmt::format("peak: predicted {}{}, actual {}{}\n", human_bytes(predicted.peak_bytes),
+                  report.fits ? "" : " (over the budget)", actual ? human_bytes(actual->peak_bytes) : "not known yet",
+                  report.metered ? "" : ", both of saved tensors only: Options::device_meter is not set");
   out += fmt::format(
       "time: predicted {:.1f} ms ({:.1f} with all kept; {:.1f} of waits and {:.1f} of recomputation), "
-      "actual {}\n",
+      "actual {}{}\n",
       predicted.step_ms, report.all_kept_ms, predicted.stalled_ms, predicted.recompute_ms,
-      actual ? fmt::format("{:.1f} ms", actual->ms) : "not known yet");
+      actual ? fmt::format("{:.1f} ms", actual->ms) : "not known yet", trust(report));
   return out;
 }
 

@@ -1,16 +1,45 @@
 #include "offload/log.h"
 
 #include <array>
+#include <atomic>
 
 #include <spdlog/spdlog.h>
 
 namespace ebb {
 
-void log_warning(const std::string& message) { spdlog::warn("ebb: {}", message); }
+namespace {
 
-void log_debug(const std::string& message) { spdlog::debug("ebb: {}", message); }
+// Made after spdlog's registry, and so destroyed before it.
+class LogsEnd {
+ public:
+  LogsEnd() { (void)spdlog::default_logger_raw(); }
+  ~LogsEnd() { over_ = true; }
+  LogsEnd(const LogsEnd&) = delete;
+  LogsEnd& operator=(const LogsEnd&) = delete;
 
-bool debug_log_wanted() { return spdlog::should_log(spdlog::level::debug); }
+  [[nodiscard]] static bool over() { return over_; }
+
+ private:
+  static inline std::atomic<bool> over_{false};
+};
+
+void log(spdlog::level::level_enum level, const std::string& message) {
+  if (!LogsEnd::over()) {
+    spdlog::log(level, "ebb: {}", message);
+  }
+}
+
+}  // namespace
+
+void log_warning(const std::string& message) { log(spdlog::level::warn, message); }
+
+void log_info(const std::string& message) { log(spdlog::level::info, message); }
+
+void log_debug(const std::string& message) { log(spdlog::level::debug, message); }
+
+void keep_log_alive() { static const LogsEnd logs_end; }
+
+bool debug_log_wanted() { return !LogsEnd::over() && spdlog::should_log(spdlog::level::debug); }
 
 std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};

@@ -10,8 +10,10 @@
 
 #include "offload/core.h"
 #include "offload/engine.h"
+#include "offload/log.h"
 #include "offload/out_of_memory.h"
 #include "offload/planning.h"
+#include "offload/summary.h"
 #include "policy/minimum_size.h"
 #include "policy/planned.h"
 #include "streams/disk_tier.h"
@@ -103,6 +105,7 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
   install_engine();
+  keep_log_alive();
   const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
   auto core =
       make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
@@ -137,7 +140,11 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   core_ = make_core(options, std::move(tier), make_trace(options));
 }
 
-Offloader::~Offloader() = default;
+Offloader::~Offloader() {
+  if (core_ != nullptr && !core_->forked()) {
+    core_->log_summary();
+  }
+}
 
 void Offloader::exclude(const torch::nn::Module& module) {
   for (const at::Tensor& parameter : module.parameters()) {
@@ -168,6 +175,11 @@ std::uint64_t Offloader::evict(std::uint64_t bytes) {
 Stats Offloader::stats() const {
   const auto& core = this->core();
   return core == nullptr ? Stats{} : core->stats();
+}
+
+std::string Offloader::summary() const {
+  const auto& core = this->core();
+  return core == nullptr ? "ebb is switched off" : ebb::summary(core->stats());
 }
 
 std::string Offloader::explain() const {

@@ -61,6 +61,12 @@ class Offloader {
 
   [[nodiscard]] Stats stats() const;
 
+  // What came of it, in one line without its newline: the peak of saved tensors on the device beside what it would
+  // have been, how much was moved and recomputed, and how long the device waited. Over the time that stats() is about.
+  // The destructor logs it, if there were enough steps to tell (kEnoughSteps in summary.h). Without a budget it also
+  // warns where moving has bought nothing, and of a policy that looked for a kind of storage and found none.
+  [[nodiscard]] std::string summary() const;
+
   // With Options::device_budget, a table of the plan that was made or followed last: what becomes of the storages of
   // each operation and why, and the predicted peak and time beside the actual ones, once a step has been measured.
   [[nodiscard]] std::string explain() const;

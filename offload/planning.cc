@@ -99,7 +99,7 @@ void Planning::learn(Tape& tape, const StepRecorder& recorder, const StepRecord&
     policy_->learn(recorder.step(), record);
   } else if (measured_.plan == tape.plan()) {
     measured_.cost = recorder.cost();
-    policy_->correct(measured_.plan, record.end_ms);
+    policy_->correct(measured_.plan, record.end_ms, measured_.cost->ms);
   }
 }
 
@@ -114,7 +114,9 @@ std::optional<PlanReport> Planning::report() const {
   report.budget_bytes = budget != nullptr ? budget->bytes : std::max(known->plan->predicted.peak_bytes, limit);
   report.all_kept_ms = known->record.end_ms;
   report.record = known->record;
-  report.rates = policy_->rates();
+  report.rates = policy_->rates(*known);
+  report.metered = meter_ != nullptr;
+  report.on_cpu = tier_->device().is_cpu();
   report.predicted = known->plan->predicted;
   report.fits = known->plan->fits;
   if (measured_.plan == known->plan) {

@@ -22,8 +22,9 @@ class Tape;
 // Note [A plan is checked]
 // The second step that follows a plan is recorded too: what it took is held against what was predicted. If its compute
 // was slower or faster than in the steps that the plan was made from, the plan is made again with that. (Those steps
-// wait for copies most of the time, and a device that waits may run at higher clocks: 7 % on an H200.) No other step
-// that follows a plan waits for the device.
+// wait for copies most of the time, and a device that waits may run at higher clocks: 7 % on an H200.) So it is if
+// copies were slower than measured: on a CPU they share its cores with compute. No other step that follows a plan waits
+// for the device.
 //
 // Threads: every member may be called from any thread; those marked LOCK need the lock that policies are called under.
 class Planning {

@@ -59,7 +59,7 @@ class Gathering {
   bool complete_ = true;
 };
 
-std::optional<Ingredients> elementwise(Gathering gathering, const SavedVariable& self, Recipe::Forward forward) {
+std::optional<Ingredients> memory_bound(Gathering gathering, const SavedVariable& self, Recipe::Forward forward) {
   gathering.need(self);
   return std::move(gathering).with(Recompute::kMemoryBound, std::move(forward));
 }
@@ -80,44 +80,80 @@ std::optional<Ingredients> of_two(Gathering gathering, Recompute cost, const Sav
 }
 
 std::optional<Ingredients> of(nodes::SiluBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [](Tensors in) { return at::silu(in[0]); });
+  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::silu(in[0]); });
 }
 
 std::optional<Ingredients> of(nodes::GeluBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_,
-                     [how = node.approximate](Tensors in) { return at::gelu(in[0], how); });
+  return memory_bound(std::move(gathering), node.self_,
+                      [how = node.approximate](Tensors in) { return at::gelu(in[0], how); });
 }
 
 std::optional<Ingredients> of(nodes::MishBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [](Tensors in) { return at::mish(in[0]); });
+  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::mish(in[0]); });
 }
 
 std::optional<Ingredients> of(nodes::HardswishBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [](Tensors in) { return at::hardswish(in[0]); });
+  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::hardswish(in[0]); });
 }
 
 std::optional<Ingredients> of(nodes::SoftplusBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [beta = node.beta, threshold = node.threshold](Tensors in) {
+  return memory_bound(std::move(gathering), node.self_, [beta = node.beta, threshold = node.threshold](Tensors in) {
     return at::softplus(in[0], beta, threshold);
   });
 }
 
 std::optional<Ingredients> of(nodes::LeakyReluBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_,
-                     [slope = node.negative_slope](Tensors in) { return at::leaky_relu(in[0], slope); });
+  return memory_bound(std::move(gathering), node.self_,
+                      [slope = node.negative_slope](Tensors in) { return at::leaky_relu(in[0], slope); });
+}
+
+std::optional<Ingredients> of(nodes::EluBackward0& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_,
+                      [alpha = node.alpha, scale = node.scale, input_scale = node.input_scale](Tensors in) {
+                        return at::elu(in[0], alpha, scale, input_scale);
+                      });
+}
+
+// relu6 is one of these.
+std::optional<Ingredients> of(nodes::HardtanhBackward0& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_, [least = node.min_val, most = node.max_val](Tensors in) {
+    return at::hardtanh(in[0], least, most);
+  });
+}
+
+std::optional<Ingredients> of(nodes::ClampBackward1& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_,
+                      [least = node.min, most = node.max](Tensors in) { return at::clamp(in[0], least, most); });
+}
+
+std::optional<Ingredients> of(nodes::GluBackward0& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_, [dim = node.dim](Tensors in) { return at::glu(in[0], dim); });
 }
 
 std::optional<Ingredients> of(nodes::SinBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [](Tensors in) { return at::sin(in[0]); });
+  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::sin(in[0]); });
 }
 
 std::optional<Ingredients> of(nodes::CosBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_, [](Tensors in) { return at::cos(in[0]); });
+  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::cos(in[0]); });
 }
 
 std::optional<Ingredients> of(nodes::PowBackward0& node, Gathering gathering) {
-  return elementwise(std::move(gathering), node.self_,
-                     [exponent = node.exponent](Tensors in) { return at::pow(in[0], exponent); });
+  return memory_bound(std::move(gathering), node.self_,
+                      [exponent = node.exponent](Tensors in) { return at::pow(in[0], exponent); });
+}
+
+std::optional<Ingredients> of(nodes::MaxPool2DWithIndicesBackward0& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_,
+                      [kernel = node.kernel_size, stride = node.stride, padding = node.padding,
+                       dilation = node.dilation, ceil = node.ceil_mode](Tensors in) {
+                        return std::get<0>(at::max_pool2d_with_indices(in[0], kernel, stride, padding, dilation, ceil));
+                      });
+}
+
+std::optional<Ingredients> of(nodes::ReflectionPad2DBackward0& node, Gathering gathering) {
+  return memory_bound(std::move(gathering), node.self_,
+                      [padding = node.padding](Tensors in) { return at::reflection_pad2d_symint(in[0], padding); });
 }
 
 std::optional<Ingredients> of(nodes::MulBackward0& node, Gathering gathering) {
@@ -253,14 +289,15 @@ std::unordered_map<std::type_index, Of> table_of() {
 }  // namespace
 
 std::optional<Ingredients> ingredients(const std::shared_ptr<Node>& node) {
-  static const auto* const table =
-      new auto(table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
-                        nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::SinBackward0, nodes::CosBackward0,
-                        nodes::PowBackward0, nodes::MulBackward0, nodes::DivBackward0, nodes::FusedRmsNormBackward0,
-                        nodes::MmBackward0, nodes::BmmBackward0, nodes::ConvolutionBackward0,
-                        nodes::ScaledDotProductFlashAttentionBackward0, nodes::ScaledDotProductCudnnAttentionBackward0,
-                        nodes::ScaledDotProductEfficientAttentionBackward0,
-                        nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
+  static const auto* const table = new auto(
+      table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
+               nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0, nodes::HardtanhBackward0,
+               nodes::ClampBackward1, nodes::GluBackward0, nodes::MaxPool2DWithIndicesBackward0,
+               nodes::ReflectionPad2DBackward0, nodes::SinBackward0, nodes::CosBackward0, nodes::PowBackward0,
+               nodes::MulBackward0, nodes::DivBackward0, nodes::FusedRmsNormBackward0, nodes::MmBackward0,
+               nodes::BmmBackward0, nodes::ConvolutionBackward0, nodes::ScaledDotProductFlashAttentionBackward0,
+               nodes::ScaledDotProductCudnnAttentionBackward0, nodes::ScaledDotProductEfficientAttentionBackward0,
+               nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
   Node& made_by = *node;
   const auto known = table->find(typeid(made_by));
   if (known == table->end()) {

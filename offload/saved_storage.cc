@@ -49,6 +49,7 @@ SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tap
       source_identity_(source.unsafeGetStorageImpl()),
       source_data_(source.data()),
       version_(std::move(version)),
+      if_kept_(core_->if_kept().hold(bytes_)),
       kept_(std::move(source)),
       on_device_(std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_))),
       source_lease_(on_device_) {}

@@ -191,6 +191,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   std::uint32_t ordinal_ = Tape::kNotPlanned;  // as the next two: written once, under mutex_
   std::uint32_t index_in_record_ = 0;
   std::shared_ptr<StepRecorder> recorder_;
+  const Gauge::Lease if_kept_;
 
   std::mutex recompute_mutex_;  // taken before mutex_; held while the recipe runs
 

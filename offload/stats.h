@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 
 namespace ebb {
@@ -63,8 +64,13 @@ struct Stats {
   Level window;           // fetched ahead and not yet used
   Level saved_on_device;  // all that ebb holds in device memory: kept by policy (a storage that is below its
                           // Policy::least_bytes once for each save) or for want of room, stash, fetched
+  Level saved_if_kept;    // what that would be if every storage stayed from its first save to the end of its last
 
   [[nodiscard]] const Count& kept_for(Kept reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };
+
+// A table of some twenty lines, each ended: counts and bytes by what became of the saves, then the levels, then the
+// waits. What may be zero and then says nothing is left out.
+std::ostream& operator<<(std::ostream& out, const Stats& stats);
 
 }  // namespace ebb

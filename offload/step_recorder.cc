@@ -176,11 +176,16 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     return;
   }
   stream_ = stream;
-  const std::uint64_t held = less(account_->storages_bytes(), own_bytes);
+  const std::uint64_t storages = account_->storages_bytes();
+  const std::uint64_t held = less(storages, own_bytes);
   const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
                   less(use.peak_bytes, std::min(held, held_bytes_))};
   held_bytes_ = held;
-  cost_.peak_bytes = marks_.empty() ? 0 : std::max(cost_.peak_bytes, use.peak_bytes);
+  if (!meter_) {
+    cost_.peak_bytes = std::max(cost_.peak_bytes, storages);
+  } else if (!marks_.empty()) {  // the first mark's is of what was before the step
+    cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
+  }
   marks_.push_back(mark);
   std::erase_if(in_use_, [&](std::uint32_t i) {
     Storage& storage = storages_[i];

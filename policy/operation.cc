@@ -8,7 +8,7 @@ Operation::Operation(const char* factory, Listed listed, Names names, std::share
     : Wrapper(factory, std::move(inner)), listed_(listed), names_(std::move(names)) {}
 
 Decision Operation::decide(const Candidate& candidate) {
-  const bool is_listed = names_.find(candidate.operation) != names_.end();
+  const bool is_listed = count(names_.find(candidate.operation) != names_.end());
   return is_listed == (listed_ == Listed::kPass) ? inner().decide(candidate) : Decision::kKeep;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "policy/planner.h"
+#include "policy/predict.h"
 
 namespace ebb {
 namespace {
@@ -27,6 +28,13 @@ void scale_times(StepRecord& record, double factor) {
   }
   record.backward_ms *= factor;
   record.end_ms *= factor;
+}
+
+LinkRates slower(LinkRates rates, double slowdown) {
+  rates.out_bytes_per_ms /= slowdown;
+  rates.in_bytes_per_ms /= slowdown;
+  rates.ms_per_copy *= slowdown;
+  return rates;
 }
 
 // What takes the least memory.
@@ -106,23 +114,56 @@ void Planned::learn(std::uint64_t step, const StepRecord& record) {
   }
   known->record = record;
   if (++known->records >= kRecordedSteps) {
-    known->plan = std::make_shared<Plan>(make_plan(record, goal_, host_bytes_, rates_));
+    make_plan_of(*known);
   }
 }
 
-void Planned::correct(const std::shared_ptr<const Plan>& plan, double end_ms) {
+LinkRates Planned::rates(const Known& known) const { return slower(rates_, known.copy_slowdown); }
+
+void Planned::make_plan_of(Known& known) const {
+  known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
+}
+
+// How much slower copies were than the plan takes them to be, if a step that followed it took so long; 1 if that is
+// within a few percent of what is predicted, or copies do not explain it.
+double Planned::slowdown_that_explains(const Known& known, double step_ms) const {
+  constexpr double kNear = 0.05;
+  constexpr double kMost = 16;
+  constexpr int kHalvings = 12;
+  const auto predicted_ms = [&](double slowdown) {
+    const Limits limits{known.plan->device_bytes, host_bytes_};
+    return Predictor(known.record, limits, slower(rates(known), slowdown)).predict(known.plan->decisions).step_ms;
+  };
+  if (step_ms < predicted_ms(1) * (1 + kNear) || predicted_ms(kMost) < step_ms) {
+    return 1;
+  }
+  double low = 1;
+  double high = kMost;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    (predicted_ms(middle) < step_ms ? low : high) = middle;
+  }
+  return high;
+}
+
+void Planned::correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms) {
   constexpr double kNear = 0.01;  // to the record
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
   if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
     return;
   }
   const double factor = end_ms / known->record.end_ms;
-  if (factor > 1 - kNear && factor < 1 + kNear) {
+  const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
+  if (!as_recorded) {
+    scale_times(known->record, factor);
+  }
+  const double slowdown = slowdown_that_explains(*known, step_ms);
+  if (as_recorded && slowdown == 1) {
     return;
   }
   ++known->corrections;
-  scale_times(known->record, factor);
-  known->plan = std::make_shared<Plan>(make_plan(known->record, goal_, host_bytes_, rates_));
+  known->copy_slowdown *= slowdown;
+  make_plan_of(*known);
 }
 
 std::shared_ptr<const Plan> Planned::plan() const { return following_ == nullptr ? nullptr : following_->plan; }

@@ -53,9 +53,10 @@ class Planned final : public Policy {
   // step's, or has another number of storages, is ignored: it was dropped, or is too old.
   void learn(std::uint64_t step, const StepRecord& record);
 
-  // A step that followed `plan` would have taken `end_ms` without what ebb added to it. If that is not what was
-  // recorded, the plan is made again with all times in proportion; at most kCorrections times.
-  void correct(const std::shared_ptr<const Plan>& plan, double end_ms);
+  // A step that followed `plan` took `step_ms`, and would have taken `end_ms` without what ebb added to it. If the
+  // latter is not what was recorded, the plan is made again with all times in proportion; and if the step was far
+  // slower than that explains, with copies as much slower as explain it. At most kCorrections times.
+  void correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms);
 
   // The plan that the present step follows; null if it follows none. A storage's index in it is how many storages of at
   // least least_bytes(), and regions, the step had asked about before.
@@ -75,13 +76,18 @@ class Planned final : public Policy {
     int records = 0;
     StepRecord record{};  // the last, corrected
     int corrections = 0;
+    double copy_slowdown = 1;            // over the rates that were measured
     std::shared_ptr<const Plan> plan{};  // once there are enough records
   };
   [[nodiscard]] std::optional<Known> last_plan() const;
   [[nodiscard]] const Goal& goal() const { return goal_; }
-  [[nodiscard]] const LinkRates& rates() const { return rates_; }
+
+  // What its plan is made with.
+  [[nodiscard]] LinkRates rates(const Known& known) const;
 
  private:
+  void make_plan_of(Known& known) const;
+  [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
   [[nodiscard]] bool follows(const Known& known, std::size_t position) const;
   [[nodiscard]] bool any_plan() const;
   [[nodiscard]] bool has_plan(const Signature& signature) const;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace ebb {
 
@@ -30,6 +31,13 @@ enum class Decision : std::uint8_t {
   kKeep,       // stays in device memory
   kOffload,    // leaves for the tier, if the tier has room
   kRecompute,  // is dropped, and made again when backward asks for it; kept where Candidate::recompute is kNo
+};
+
+// How often a policy that looks for storages of a kind has found some.
+struct Matches {
+  std::string_view policy;    // as its factory is named; lives as long as the process
+  std::uint64_t asked = 0;    // storages that it was asked about
+  std::uint64_t matched = 0;  // of those, the ones of that kind
 };
 
 // Decides what becomes of a storage. Policies compose by wrapping: each has one reason to keep a storage and asks
@@ -63,6 +71,10 @@ class Policy {
   // Storages of fewer bytes are kept without being asked about, which costs a quarter of asking. The same at each call.
   // A wrapper that counts what it is asked about, or looks at more than sizes, leaves it at 0.
   [[nodiscard]] virtual std::uint64_t least_bytes() const { return 0; }
+
+  // Of this policy and those inside it, the outermost first, since they were made; without those that look for nothing
+  // in particular, and those that were never asked. Wrappers pass it on.
+  [[nodiscard]] virtual std::vector<Matches> matches() const { return {}; }
 };
 
 }  // namespace ebb

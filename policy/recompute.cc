@@ -9,7 +9,7 @@ Recomputing::Recomputing(Recompute dearest, std::shared_ptr<Policy> inner)
 
 Decision Recomputing::decide(const Candidate& candidate) {
   const bool drops = candidate.recompute != Recompute::kNo && candidate.recompute <= dearest_;
-  return drops ? Decision::kRecompute : inner().decide(candidate);
+  return count(drops) ? Decision::kRecompute : inner().decide(candidate);
 }
 
 std::shared_ptr<Policy> recompute(Recompute dearest, std::shared_ptr<Policy> inner) {

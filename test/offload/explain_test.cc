@@ -64,6 +64,41 @@ TEST_CASE("where there is no budget to meet, or it is not met, what stays does s
   CHECK_THAT(line_of(explanation(LeastMemory{}, true), "Stays"), Contains("no gain, time or host room"));
 }
 
+std::string time_line(const PlanReport& report) {
+  Planned::Known known;
+  known.plan = std::make_shared<const Plan>();
+  const std::string text = explain_plan(known, LeastMemory{}, report);
+  return text.substr(text.find("time: "));
+}
+
+TEST_CASE("a predicted time that was off by more than a tenth, or is not checked yet on a CPU, is not to be trusted") {
+  PlanReport report;
+  report.predicted.step_ms = 400;
+  CHECK_THAT(time_line(report), Contains("not known yet") && !Contains("trusted"));
+  report.on_cpu = true;
+  CHECK_THAT(time_line(report), Contains("on a CPU") && Contains("not to be trusted before"));
+  for (const double ms : {488.0, 320.0}) {
+    report.actual = StepCost{ms, 1};
+    CHECK_THAT(time_line(report), Contains(ms > 400 ? "+22 %" : "-20 %") && Contains("not to be trusted"));
+  }
+  for (const double ms : {439.0, 361.0}) {
+    report.actual = StepCost{ms, 1};
+    CHECK_THAT(time_line(report), !Contains("trusted"));
+  }
+}
+
+TEST_CASE("a plan that was made without a meter says that its peaks are of saved tensors only") {
+  Planned::Known known;
+  known.plan = std::make_shared<const Plan>();
+  PlanReport report;
+  report.predicted.peak_bytes = 3 << 20;
+  report.actual = StepCost{1, 2 << 20};
+  const std::string text = explain_plan(known, LeastMemory{}, report);
+  CHECK_THAT(text, Contains("predicted 3.0 MiB") && Contains("actual 2.0 MiB") && Contains("saved tensors only"));
+  report.metered = true;
+  CHECK_THAT(explain_plan(known, LeastMemory{}, report), !Contains("saved tensors only"));
+}
+
 TEST_CASE_METHOD(NoLeak, "a plan is explained by operation") {
   MeteredDevice device;
   Rig rig(planned(DeviceBytes{between(device, 0.5)}, &device));

@@ -83,6 +83,27 @@ TEST_CASE_METHOD(NoLeak, "the step that checks a plan takes what it has said") {
   CHECK(report->actual->ms > 0);
 }
 
+TEST_CASE_METHOD(NoLeak, "without a meter the step that checks a plan has the peak of saved tensors") {
+  constexpr std::uint64_t kBudget = 6 * kMatrix;
+  Rig rig(planned(DeviceBytes{kBudget}));
+  for (int step = 0; step < kUntilPlanned; ++step) {
+    train_step(&rig.offloader());
+  }
+  rig.offloader().reset_stats();
+  for (int step = kUntilPlanned; step < kUntilSettled; ++step) {
+    train_step(&rig.offloader());
+  }
+  const auto report = rig.offloader().plan_report();
+  REQUIRE(report);
+  REQUIRE(report->actual);
+  CHECK_FALSE(report->metered);
+  CHECK(report->predicted.peak_bytes <= kBudget);
+  // What is saved and still in use is held, but is nothing that a plan can let go of.
+  CHECK(report->actual->peak_bytes + kMatrix >= report->predicted.peak_bytes);
+  CHECK(report->actual->peak_bytes <= kBudget + 2 * kMatrix);
+  CHECK(report->actual->peak_bytes <= rig.stats().saved_on_device.peak_bytes);
+}
+
 TEST_CASE_METHOD(NoLeak, "with a plan copies in start as backward lets go of what has stayed") {
   MeteredDevice device;
   std::uint64_t ahead = 0;  // of what the first operation saved, when backward is about to ask for it

@@ -105,6 +105,14 @@ TEST_CASE("std::exit in the midst of a backward pass ends well", "[process]") {
   CHECK(probe("exit_during_backward") == kSilent);
 }
 
+TEST_CASE("a static offloader says after main what came of it, and one that outlives the logger is silent",
+          "[process]") {
+  const Ending said = probe("static_offloader");
+  CHECK(said.status == 0);
+  CHECK_THAT(said.said, Catch::Contains("in 3 steps"));
+  CHECK(probe("offloader_after_log") == kSilent);
+}
+
 TEST_CASE("a forked child that does nothing exits well, and its parent's gradients are exact", "[process]") {
   CHECK(probe("fork_and_exit") == Ending{0, "child: exit 0\nexact\n"});
 }

@@ -78,6 +78,22 @@ std::vector<Operation> elementwise() {
            [](Inputs& in, auto dtype) {
              return at::leaky_relu(in.activation({5, 33}, dtype), 0.2);
            }},
+          {"elu",
+           [](Inputs& in, auto dtype) {
+             return at::elu(in.activation({5, 33}, dtype), 0.7, 1.3, 0.9);
+           }},
+          {"relu6",
+           [](Inputs& in, auto dtype) {
+             return at::hardtanh(in.activation({5, 33}, dtype), 0, 6);
+           }},
+          {"clamp from below",
+           [](Inputs& in, auto dtype) {
+             return at::clamp(in.activation({5, 33}, dtype), 0.1);
+           }},
+          {"glu",
+           [](Inputs& in, auto dtype) {
+             return at::glu(in.activation({6, 33}, dtype), 0);
+           }},
           {"sin",
            [](Inputs& in, auto dtype) {
              return at::sin(in.activation({5, 33}, dtype));
@@ -104,6 +120,18 @@ std::vector<Operation> elementwise() {
            }},
           {"silu of every other column", [](Inputs& in, auto dtype) {
              return at::silu(in.activation({5, 34}, dtype).slice(1, 0, 34, 2));
+           }}};
+}
+
+std::vector<Operation> on_images() {
+  return {{"max_pool2d",
+           [](Inputs& in, auto dtype) { return at::max_pool2d(image(in, dtype), 3, 2, 1, 1, /*ceil_mode=*/true); }},
+          {"max_pool2d, channels last",
+           [](Inputs& in, auto dtype) {
+             return at::max_pool2d(image(in, dtype).contiguous(at::MemoryFormat::ChannelsLast), 2, 1, 0, 2);
+           }},
+          {"reflection_pad2d", [](Inputs& in, auto dtype) {
+             return at::reflection_pad2d(image(in, dtype), {3, 1, 2, 0});
            }}};
 }
 
@@ -151,6 +179,13 @@ void check(const Operation& operation, at::ScalarType dtype) {
 
 TEST_CASE_METHOD(NoLeak, "elementwise operations are recomputed to the bit") {
   const Operation operation = GENERATE(from_range(elementwise()));
+  for (const at::ScalarType dtype : kDtypes) {
+    check(operation, dtype);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "pooling and padding are recomputed to the bit") {
+  const Operation operation = GENERATE(from_range(on_images()));
   for (const at::ScalarType dtype : kDtypes) {
     check(operation, dtype);
   }

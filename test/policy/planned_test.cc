@@ -1,5 +1,6 @@
 #include "policy/planned.h"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,51 @@ TEST_CASE("a region is asked about whatever its bytes, which are not known") {
   policy.learn(*policy.recorded_step(), record);
   policy.begin_step();
   CHECK(policy.decide(region) == kKeep);
+}
+
+// With 15 bytes the first moves, and compute waits 10 ms for it to come back.
+StepRecord tight() {
+  StepRecord record;
+  record.storages = {{.bytes = 10, .saved_ms = 10, .idle_ms = 10, .needed_ms = 70, .released_ms = 80},
+                     {.bytes = 10, .saved_ms = 20, .idle_ms = 20, .needed_ms = 50, .released_ms = 59}};
+  record.other = {{0, 5}};
+  record.backward_ms = 40;
+  record.end_ms = 80;
+  return record;
+}
+
+std::shared_ptr<const Plan> tight_plan(Planned& policy) {
+  const Step two{{10}, {10}};
+  for (int i = 0; i < Planned::kRecordedSteps; ++i) {
+    decided(policy, two);
+    policy.learn(*policy.recorded_step(), tight());
+  }
+  decided(policy, two);
+  return policy.plan();
+}
+
+TEST_CASE("a step that took far longer than its plan says has it made again with slower copies") {
+  Planned policy = with_room_for(15);
+  const std::shared_ptr<const Plan> plan = tight_plan(policy);
+  REQUIRE(plan != nullptr);
+  REQUIRE(plan->predicted.step_ms == 90);
+  policy.correct(plan, 80, 93);
+  CHECK(policy.last_plan()->plan == plan);
+  policy.correct(plan, 80, 110);
+  const Planned::Known known = policy.last_plan().value();
+  CHECK(known.plan->predicted.step_ms == Approx(110).margin(0.1));
+  CHECK(policy.rates(known).out_bytes_per_ms < 0.7);
+  CHECK(policy.rates(known).in_bytes_per_ms < 0.7);
+  CHECK(known.record.end_ms == 80);
+}
+
+TEST_CASE("a step whose compute was slower has its plan made again with the same copies") {
+  Planned policy = with_room_for(15);
+  policy.correct(tight_plan(policy), 160, 172);
+  const Planned::Known known = policy.last_plan().value();
+  CHECK(known.record.end_ms == 160);
+  CHECK(known.plan->predicted.step_ms == Approx(170).margin(0.1));
+  CHECK(policy.rates(known).in_bytes_per_ms == 1);
 }
 
 TEST_CASE("after two records a step follows its plan") {

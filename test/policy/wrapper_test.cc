@@ -1,6 +1,8 @@
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <catch2/catch.hpp>
 
@@ -79,6 +81,30 @@ TEST_CASE("a null inner policy is refused by the factory's name") {
   const Factory factory = any_factory();
   CHECK_THROWS_AS(factory.make(nullptr), std::invalid_argument);
   CHECK_THROWS_WITH(factory.make(nullptr), Catch::StartsWith(factory.name + ": "));
+}
+
+TEST_CASE("policies that look for storages of a kind count them, the outermost first") {
+  const auto policy =
+      recompute(Recompute::kMemoryBound, except_operations({"AddBackward0"}, only_operations({"MulBackward0"})));
+  CHECK(policy->matches().empty());
+  Candidate candidate = of_size(1);
+  candidate.recompute = Recompute::kMemoryBound;
+  (void)policy->decide(candidate);
+  candidate.recompute = Recompute::kComputeBound;
+  candidate.operation = "AddBackward0";
+  (void)policy->decide(candidate);
+  candidate.operation = "SiluBackward0";
+  (void)policy->decide(candidate);
+  const std::vector<Matches> found = minimum_size(0, policy)->matches();
+  REQUIRE(found.size() == 3);
+  const auto check = [](const Matches& each, const std::string& name, std::uint64_t asked, std::uint64_t matched) {
+    CHECK(each.policy == name);
+    CHECK(each.asked == asked);
+    CHECK(each.matched == matched);
+  };
+  check(found[0], "recompute", 3, 1);
+  check(found[1], "except_operations", 2, 1);
+  check(found[2], "only_operations", 1, 0);
 }
 
 }  // namespace

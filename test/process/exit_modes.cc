@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 
 #include "offload/guard.h"
@@ -56,6 +57,24 @@ void exit_during_backward() {
   world->loss.backward();
 }
 
+constexpr int kEnough = 3;  // steps, for an offloader to say at its end what came of it
+
+void static_offloader() {
+  static Offloader offloader(everything(at::kCPU));
+  for (int step = 0; step < kEnough; ++step) {
+    const OffloadGuard guard(offloader);
+    forward(at::ones({kSmall}).requires_grad_()).backward();
+  }
+}
+
+void offloader_after_log() {
+  make_world(kSmall);
+  for (int step = 1; step < kEnough; ++step) {
+    (void)world->backward();
+    world->build();
+  }
+}
+
 }  // namespace
 
 const Modes kExitModes{
@@ -66,6 +85,8 @@ const Modes kExitModes{
     {"exit_under_guard", exit_under_guard},
     {"exit_from_thread", exit_from_thread},
     {"exit_during_backward", exit_during_backward},
+    {"static_offloader", static_offloader},
+    {"offloader_after_log", offloader_after_log},
 };
 
 }  // namespace ebb
