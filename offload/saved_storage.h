@@ -134,8 +134,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // Whether the calling thread is asking for device memory for a fetch_ahead.
   [[nodiscard]] static bool fetches_ahead_here();
 
-  // Whether the program has resized the source, or given it other memory, while it was held here. What a recipe computes
-  // from must be as it was saved.
+  // Whether the program has resized the source, or given it other memory, while it was held here. What a recipe
+  // computes from must be as it was saved.
   [[nodiscard]] bool source_has_changed();
 
  private:
@@ -210,8 +210,8 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   std::shared_ptr<Fetched> back_;             // kBack
   std::vector<std::shared_ptr<Fetched>> elsewhere_;  // kBack: on other streams than back_'s
   std::vector<HandedOut> handed_out_;                // at most one for each stream. Note [Asked for again]
-  std::uint64_t round_ = 1;                   // Note [Pending uses]
-  std::uint64_t told_round_ = 0;              // the last round of which the tape has been told
+  std::uint64_t round_ = 1;                          // Note [Pending uses]
+  std::uint64_t told_round_ = 0;                     // the last round of which the tape has been told
   std::size_t uses_ = 0;
   std::size_t pending_ = 0;  // uses that have not got the bytes in this round
 };

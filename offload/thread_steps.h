@@ -43,8 +43,8 @@ class ThreadSteps {
  private:
   std::atomic<std::size_t> in_backward_{0};
   std::mutex mutex_;
-  std::weak_ptr<Tape> last_;                       // LOCK: mutex_
-  std::vector<std::weak_ptr<Tape>> prefetching_;   // LOCK: mutex_
+  std::weak_ptr<Tape> last_;                      // LOCK: mutex_
+  std::vector<std::weak_ptr<Tape>> prefetching_;  // LOCK: mutex_
 };
 
 // Those of all threads.

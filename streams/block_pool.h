@@ -87,7 +87,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const std::unique_ptr<Backing, UnlessForked> backing_;
   const ProcessMark process_;
 
-  std::mutex growth_mutex_;  // taken before mutex_, never after; held while the backing grows
+  std::mutex growth_mutex_;                           // taken before mutex_, never after; held while the backing grows
   std::optional<std::size_t> refused_bytes_;          // LOCK: growth_mutex_. Note [Refusals are remembered]
   std::chrono::steady_clock::time_point refused_at_;  // LOCK: growth_mutex_
 

@@ -89,9 +89,7 @@ struct HandsToSideStream : Function<HandsToSideStream> {
   }
 };
 
-at::Tensor input() {
-  return at::linspace(-1, 1, 1 << 20, at::TensorOptions(kGpu)).requires_grad_();
-}
+at::Tensor input() { return at::linspace(-1, 1, 1 << 20, at::TensorOptions(kGpu)).requires_grad_(); }
 
 Options moving() {
   Options options;
