@@ -77,7 +77,7 @@ std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
     ++account_->evictions;
     for (const std::shared_ptr<ThreadSteps>& steps : steps_.all()) {
       for (const std::shared_ptr<Tape>& tape : steps->take_prefetching()) {
-        tape->drop_guesses(enough);
+        tape->make_room(enough);
       }
     }
     evictable_.evict(enough);

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <thread>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -24,11 +23,11 @@ using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Entry {
   Impl tensor;
-  std::thread::id thread;  // whose node it was lent to: others do not look into the tensor, which may be changed there
+  WeakTensor saved;
 
+  // Nobody else has it; or nobody has what was saved, nor saves of it.
   [[nodiscard]] bool is_done_with() const {
-    return tensor.use_count() == 1 || (thread == std::this_thread::get_id() &&
-                                       tensor->unsafe_storage().use_count() == 1 && tensor->unique_version());
+    return tensor.use_count() == 1 || (saved.expired() && saved.weak_use_count() == 1);
   }
 };
 
@@ -43,14 +42,14 @@ class Lent {
     return *lent;
   }
 
-  void add(Impl tensor) {
+  void add(Impl tensor, const WeakTensor& saved) {
     if (passes_ == 0 || process_.forked()) {  // nobody takes it over; and in a child the lock may never be released
       return;
     }
     std::vector<Entry> done;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     sweep_locked(done);
-    tensors_.push_back({std::move(tensor), std::this_thread::get_id()});
+    tensors_.push_back({std::move(tensor), saved});
     count_ = tensors_.size();
   }
 
@@ -110,8 +109,8 @@ class Lent {
 
 class LentTensorImpl final : public c10::TensorImpl {
  public:
-  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage)
-      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()) {
+  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, WeakTensor saved)
+      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()), saved_(std::move(saved)) {
     copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
     set_storage_keep_dtype(std::move(storage));
   }
@@ -127,12 +126,14 @@ class LentTensorImpl final : public c10::TensorImpl {
   }
 
  private:
-  static c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) {
+  [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
     if (copy->unsafe_storage().nbytes() != 0) {  // what only has sizes and flags is nobody's memory
-      Lent::all().add(copy);
+      Lent::all().add(copy, saved_);
     }
     return copy;
   }
+
+  const WeakTensor saved_;
 };
 
 }  // namespace
@@ -148,16 +149,20 @@ Handing handing_of(const at::Tensor& saved) {
   return output ? Handing::kCopied : Handing::kLent;
 }
 
-at::Tensor lend(const at::Tensor& tensor, c10::Storage storage) {
-  return at::Tensor(Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage))));
+at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, const WeakTensor& saved) {
+  return at::Tensor(
+      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), saved)));
 }
 
-at::Tensor lend(const at::Tensor& tensor) {
+at::Tensor lend(const at::Tensor& tensor, const WeakTensor& saved) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() ? lend(tensor, tensor.storage()) : tensor;
+  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() ? lend(tensor, tensor.storage(), saved)
+                                                                         : tensor;
 }
 
-void refer_to_lent(const at::Tensor& tensor) { Lent::all().add(tensor.getIntrusivePtr()); }
+void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
+  Lent::all().add(tensor.getIntrusivePtr(), saved);
+}
 
 void sweep_lent() noexcept { Lent::all().sweep(); }
 

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 namespace ebb {
 
@@ -15,10 +17,11 @@ namespace ebb {
 // nobody refers; it would be taken over, and who then writes to the gradient (clipping, averaging, accumulation in
 // place) writes to the saved tensor, which other saves and the program may still use.
 //
-// So whoever has a save unpacked refers to the tensor that LibTorch makes of it, until that tensor has its memory and
-// its version counter for itself. LibTorch makes it by TensorImpl::shallow_copy_and_detach, which is virtual: a lent
-// tensor is one of a class of ours that remembers the copies made of it. They are let go of at the next save or unpack
-// after nobody else refers to them, at the end of a save, and when no backward pass is under way any more.
+// So ebb refers to the tensor that LibTorch makes, as long as without hooks somebody else would refer to the very
+// tensor that was saved: the program does, or a save of it lives, which a weak reference to that tensor shows. LibTorch
+// makes its own by TensorImpl::shallow_copy_and_detach, which is virtual: a lent tensor is of a class of ours, and
+// remembers the copies made of it. They are let go of at the end of a save, at the next unpack after nobody else uses
+// them, and when no backward pass is under way any more.
 //
 // What LibTorch does with a save, hooks or none:
 enum class Handing : std::uint8_t {
@@ -28,17 +31,19 @@ enum class Handing : std::uint8_t {
 };
 [[nodiscard]] Handing handing_of(const at::Tensor& saved);
 
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
-// Requires a dense tensor (TensorImpl itself).
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage);
+// `saved`: the tensor that was saved. Requires a dense tensor (TensorImpl itself).
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, const WeakTensor& saved);
 
 // The same over the tensor's own storage. A tensor of another class is returned as it is.
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, const WeakTensor& saved);
 
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
-void refer_to_lent(const at::Tensor& tensor);
+void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);
 
-// Lets go of what has its memory for itself, or is not used any more. Looks at a few of the tensors only, the latest
+// Lets go of what may be taken over, or is not used any more. Looks at a few of the tensors only, the latest
 // among them.
 void sweep_lent() noexcept;
 

@@ -143,14 +143,6 @@ std::optional<Ingredients> of(nodes::PowBackward0& node, Gathering gathering) {
                       [exponent = node.exponent](Tensors in) { return at::pow(in[0], exponent); });
 }
 
-std::optional<Ingredients> of(nodes::MaxPool2DWithIndicesBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
-                      [kernel = node.kernel_size, stride = node.stride, padding = node.padding,
-                       dilation = node.dilation, ceil = node.ceil_mode](Tensors in) {
-                        return std::get<0>(at::max_pool2d_with_indices(in[0], kernel, stride, padding, dilation, ceil));
-                      });
-}
-
 std::optional<Ingredients> of(nodes::ReflectionPad2DBackward0& node, Gathering gathering) {
   return memory_bound(std::move(gathering), node.self_,
                       [padding = node.padding](Tensors in) { return at::reflection_pad2d_symint(in[0], padding); });
@@ -292,11 +284,11 @@ std::optional<Ingredients> ingredients(const std::shared_ptr<Node>& node) {
   static const auto* const table = new auto(
       table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
                nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0, nodes::HardtanhBackward0,
-               nodes::ClampBackward1, nodes::GluBackward0, nodes::MaxPool2DWithIndicesBackward0,
-               nodes::ReflectionPad2DBackward0, nodes::SinBackward0, nodes::CosBackward0, nodes::PowBackward0,
-               nodes::MulBackward0, nodes::DivBackward0, nodes::FusedRmsNormBackward0, nodes::MmBackward0,
-               nodes::BmmBackward0, nodes::ConvolutionBackward0, nodes::ScaledDotProductFlashAttentionBackward0,
-               nodes::ScaledDotProductCudnnAttentionBackward0, nodes::ScaledDotProductEfficientAttentionBackward0,
+               nodes::ClampBackward1, nodes::GluBackward0, nodes::ReflectionPad2DBackward0, nodes::SinBackward0,
+               nodes::CosBackward0, nodes::PowBackward0, nodes::MulBackward0, nodes::DivBackward0,
+               nodes::FusedRmsNormBackward0, nodes::MmBackward0, nodes::BmmBackward0, nodes::ConvolutionBackward0,
+               nodes::ScaledDotProductFlashAttentionBackward0, nodes::ScaledDotProductCudnnAttentionBackward0,
+               nodes::ScaledDotProductEfficientAttentionBackward0,
                nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
   Node& made_by = *node;
   const auto known = table->find(typeid(made_by));

@@ -108,9 +108,9 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {
-      refer_to_lent(tensor);
+      refer_to_lent(tensor, version_->weak());
     }
-    return handing_ == Handing::kLent ? lend(tensor) : tensor;
+    return handing_ == Handing::kLent ? lend(tensor, version_->weak()) : tensor;
   }
 
  private:

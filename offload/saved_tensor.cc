@@ -21,11 +21,11 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
 }
 
 // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
-at::Tensor held(const at::Tensor& tensor, Handing handing) {
+at::Tensor held(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
   if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
     return tensor;
   }
-  const at::Tensor lent = handing == Handing::kLent ? lend(tensor) : tensor;
+  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, saved) : tensor;
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
@@ -38,7 +38,7 @@ std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? t
 SavedTensor::SavedTensor(const at::Tensor& saved)
     : version_(saved),
       handing_(handing_of(saved)),
-      tensor_(held(saved, handing_)),
+      tensor_(held(saved, handing_, version_.weak())),
       data_(memory_of(saved)),
       bytes_(bytes_of(saved)) {}
 
@@ -78,11 +78,11 @@ at::Tensor SavedTensor::get() {
   version_.check(tensor_);
   const at::Tensor saved = version_.saved();
   if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
-    return lend(saved);
+    return lend(saved, version_.weak());
   }
   if (!use_) {
     const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
-    return handing_ == Handing::kLent && whole ? lend(tensor_) : tensor_;
+    return handing_ == Handing::kLent && whole ? lend(tensor_, version_.weak()) : tensor_;
   }
   c10::Storage storage = use_->get();
   if (handing_ == Handing::kCopied) {
@@ -93,10 +93,10 @@ at::Tensor SavedTensor::get() {
       return saved;
     }
     at::Tensor lent = with_storage(tensor_, std::move(storage));
-    refer_to_lent(lent);
+    refer_to_lent(lent, version_.weak());
     return lent;
   }
-  return lend(tensor_, std::move(storage));
+  return lend(tensor_, std::move(storage), version_.weak());
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {

@@ -48,6 +48,7 @@ void Tape::ended(std::optional<Gone> gone) {
     fetched_to_ = 0;
     ++resets_;
     tried_early_ = false;
+    device_is_full_ = false;
     book_->drop_step();
     return;
   }
@@ -187,6 +188,7 @@ void Tape::used(Id id) {
     first_pass_ = false;
     fetched_to_ = 0;
     ++resets_;
+    device_is_full_ = false;
     part_ = 0;
   }
   entries_[*index].used = true;

@@ -107,13 +107,15 @@ class Tape : public std::enable_shared_from_this<Tape> {
   // Whether a step with the same sizes has been seen.
   [[nodiscard]] bool order_is_known();
 
-  // Gives up what was fetched ahead and nobody has asked for, what is needed last first, until it is enough; but for
-  // what another thread is just about to use. Where backward covers a part of the graph only, and the graph lives on,
-  // it would hold the window, which is for all steps.
-  void drop_guesses(const std::function<bool()>& enough);
+  // Gives up what was fetched ahead and nobody has asked for, but for what another thread is just about to use. Where
+  // backward covers a part of the graph only, and the graph lives on, it would hold the window, which is for all steps.
   void drop_guesses() {
     drop_guesses([] { return false; });
   }
+
+  // The same on a device that has no memory left, what is needed last first, until it is enough. For the rest of the
+  // pass only what comes next is fetched ahead, or it would be given up again and again.
+  void make_room(const std::function<bool()>& enough);
 
   // Whether backward has begun.
   [[nodiscard]] bool in_use() const { return in_use_; }
@@ -128,6 +130,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     bool gone = false;
   };
 
+  void drop_guesses(const std::function<bool()>& enough);
   void begin_use_locked();
   void forget_gone_locked();
   [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const;
@@ -169,6 +172,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::size_t fetched_to_ = 0;              // rank up to which everything unused has been fetched ahead
   std::uint64_t resets_ = 0;                // of `fetched_to_`
   std::size_t cursor_ = 0;                  // rank behind the last use
+  bool device_is_full_ = false;             // copies ahead were given up for want of room, in this pass
 };
 
 }  // namespace ebb

@@ -101,10 +101,14 @@ bool Tape::fetch_ahead() {
     std::optional<std::uint64_t> held_bytes;
     {
       const std::lock_guard lock(mutex_);
-      for (rank = std::max(cursor_, fetched_to_); rank < order_.size() && next == nullptr; ++rank) {
+      const std::size_t from = device_is_full_ ? cursor_ : std::max(cursor_, fetched_to_);
+      for (rank = from; rank < order_.size() && next == nullptr; ++rank) {
         if (!entries_[order_[rank]].used) {
           next = entries_[order_[rank]].storage.lock();
         }
+      }
+      if (device_is_full_ && next != nullptr && rank <= fetched_to_) {
+        return false;
       }
       fetched_to_ = next == nullptr ? rank : rank - 1;
       resets = resets_;
@@ -132,6 +136,14 @@ void Tape::prefetches_now() {
   if (!prefetching_.exchange(true)) {
     steps_->prefetches(weak_from_this());
   }
+}
+
+void Tape::make_room(const std::function<bool()>& enough) {
+  {
+    const std::lock_guard lock(mutex_);
+    device_is_full_ = true;
+  }
+  drop_guesses(enough);
 }
 
 void Tape::drop_guesses(const std::function<bool()>& enough) {

@@ -30,6 +30,9 @@ class VersionCheck {
 
   // The tensor that was saved, if the program still has it; else undefined.
   [[nodiscard]] at::Tensor saved() const;
+  [[nodiscard]] const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& weak() const {
+    return saved_;
+  }
 
  private:
   [[nodiscard]] std::shared_ptr<torch::autograd::Node> producer() const;

@@ -37,6 +37,9 @@ LinkRates slower(LinkRates rates, double slowdown) {
   return rates;
 }
 
+// A step may have no end: one save that lives on, and forward passes without a backward. A longer one is not planned.
+constexpr std::size_t kMostStorages = 1 << 15;
+
 // What takes the least memory.
 Decision safe(const Candidate& candidate) {
   return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
@@ -76,6 +79,10 @@ void Planned::forget_step() {
 Decision Planned::decide(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_ && !candidate.region) {
     return Decision::kKeep;
+  }
+  if (seen_.size() == kMostStorages) {
+    strayed_ = true;
+    return safe(candidate);
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});
   if (recording_ || strayed_) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "policy/recompute.h"
+#include "streams/checked_tier.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -49,7 +50,7 @@ c10::DeleterFnPtr deleter_of_use(Rig& rig, bool computed) {
 
 TEST_CASE_METHOD(NoLeak, "what was fetched is the tier's memory as it was allocated") {
   Rig rig(late_without_stash());
-  const c10::DeleterFnPtr expected = rig.tier().allocate(64).get_deleter();
+  const c10::DeleterFnPtr expected = checked(make_tier(late()))->allocate(64).get_deleter();
   CHECK(deleter_of_use(rig, false) == expected);
   CHECK(rig.stats().fetched.tensors >= 1);
 }

@@ -124,13 +124,7 @@ std::vector<Operation> elementwise() {
 }
 
 std::vector<Operation> on_images() {
-  return {{"max_pool2d",
-           [](Inputs& in, auto dtype) { return at::max_pool2d(image(in, dtype), 3, 2, 1, 1, /*ceil_mode=*/true); }},
-          {"max_pool2d, channels last",
-           [](Inputs& in, auto dtype) {
-             return at::max_pool2d(image(in, dtype).contiguous(at::MemoryFormat::ChannelsLast), 2, 1, 0, 2);
-           }},
-          {"reflection_pad2d", [](Inputs& in, auto dtype) {
+  return {{"reflection_pad2d", [](Inputs& in, auto dtype) {
              return at::reflection_pad2d(image(in, dtype), {3, 1, 2, 0});
            }}};
 }
