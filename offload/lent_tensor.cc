@@ -22,12 +22,14 @@ namespace {
 using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Entry {
-  Impl tensor;
+  Impl tensor;          // null for an operation's own output
+  WeakTensor handed;    // the same tensor
+  c10::Storage memory;  // its
   WeakTensor saved;
 
   // Nobody else has it; or nobody has what was saved, nor saves of it.
   [[nodiscard]] bool is_done_with() const {
-    return tensor.use_count() == 1 || (saved.expired() && saved.weak_use_count() == 1);
+    return handed.use_count() == (tensor ? 1 : 0) || (saved.expired() && saved.weak_use_count() == 1);
   }
 };
 
@@ -42,14 +44,15 @@ class Lent {
     return *lent;
   }
 
-  void add(Impl tensor, const WeakTensor& saved) {
+  void add(const Impl& tensor, Handing handing, const WeakTensor& saved) {
     if (passes_ == 0 || process_.forked()) {  // nobody takes it over; and in a child the lock may never be released
       return;
     }
     std::vector<Entry> done;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
     sweep_locked(done);
-    tensors_.push_back({std::move(tensor), saved});
+    tensors_.push_back(
+        {handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(), saved});
     count_ = tensors_.size();
   }
 
@@ -109,8 +112,8 @@ class Lent {
 
 class LentTensorImpl final : public c10::TensorImpl {
  public:
-  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, WeakTensor saved)
-      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()), saved_(std::move(saved)) {
+  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, Handing handing, WeakTensor saved)
+      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()), handing_(handing), saved_(std::move(saved)) {
     copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
     set_storage_keep_dtype(std::move(storage));
   }
@@ -127,12 +130,11 @@ class LentTensorImpl final : public c10::TensorImpl {
 
  private:
   [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
-    if (copy->unsafe_storage().nbytes() != 0) {  // what only has sizes and flags is nobody's memory
-      Lent::all().add(copy, saved_);
-    }
+    Lent::all().add(copy, handing_, saved_);
     return copy;
   }
 
+  const Handing handing_;
   const WeakTensor saved_;
 };
 
@@ -149,19 +151,20 @@ Handing handing_of(const at::Tensor& saved) {
   return output ? Handing::kCopied : Handing::kLent;
 }
 
-at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, const WeakTensor& saved) {
+at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const WeakTensor& saved) {
   return at::Tensor(
-      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), saved)));
+      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), handing, saved)));
 }
 
-at::Tensor lend(const at::Tensor& tensor, const WeakTensor& saved) {
+at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() ? lend(tensor, tensor.storage(), saved)
-                                                                         : tensor;
+  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage()
+             ? lend(tensor, tensor.storage(), handing, saved)
+             : tensor;
 }
 
 void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
-  Lent::all().add(tensor.getIntrusivePtr(), saved);
+  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, saved);
 }
 
 void sweep_lent() noexcept { Lent::all().sweep(); }

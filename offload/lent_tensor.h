@@ -26,7 +26,8 @@ namespace ebb {
 // What LibTorch does with a save, hooks or none:
 enum class Handing : std::uint8_t {
   kItself,  // a leaf that requires no gradient: what the hook returns is what backward gets
-  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, so it is not lent
+  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, which AccumulateGrad takes over;
+            // but the SavedVariable has its memory, to which gradients that meet are then not added in place
   kLent,    // all else
 };
 [[nodiscard]] Handing handing_of(const at::Tensor& saved);
@@ -35,10 +36,11 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
 // `saved`: the tensor that was saved. Requires a dense tensor (TensorImpl itself).
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, const WeakTensor& saved);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing,
+                              const WeakTensor& saved);
 
 // The same over the tensor's own storage. A tensor of another class is returned as it is.
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, const WeakTensor& saved);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved);
 
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
 void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);

@@ -110,7 +110,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (handing_ == Handing::kItself) {
       refer_to_lent(tensor, version_->weak());
     }
-    return handing_ == Handing::kLent ? lend(tensor, version_->weak()) : tensor;
+    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, version_->weak());
   }
 
  private:

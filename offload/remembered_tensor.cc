@@ -17,7 +17,7 @@ void RememberedTensor::remember(const at::Tensor& tensor) {
   memory_.reset();
   shape_.reset();
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (typeid(impl) != typeid(c10::TensorImpl) || !tensor.has_storage() || tensor.storage().nbytes() == 0) {
+  if (typeid(impl) != typeid(c10::TensorImpl) || !tensor.has_storage()) {
     return;
   }
   const c10::Storage& storage = tensor.storage();

@@ -121,11 +121,11 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
     const std::lock_guard lock(mutex_);
     fetched = back_on(stream);
     if (fetched == nullptr) {
-      if (std::optional<c10::Storage> source = live_source()) {
+      if (std::optional<c10::Storage> known = handed_out_on(stream)) {
+        storage = *std::move(known);
+      } else if (std::optional<c10::Storage> source = live_source()) {
         storage = *std::move(source);
         lent_ = source_lease_.lock();
-      } else {
-        storage = handed_out_on(stream).value_or(storage);
       }
       if (storage) {
         core_->counters().reused.add(bytes_);
@@ -270,6 +270,8 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
     }
     back_ =
         std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(), std::move(room));
+  } else if (std::optional<c10::Storage> known = handed_out_on(stream)) {  // it takes no room of ours
+    back_ = std::make_shared<Fetched>(core_->tier(), *std::move(known), Ticket{}, stream, nullptr, Gauge::Lease{});
   } else {
     Gauge::Lease window;
     if (!take_room(bytes_, held_bytes, window)) {

@@ -25,7 +25,7 @@ at::Tensor held(const at::Tensor& tensor, Handing handing, const WeakTensor& sav
   if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
     return tensor;
   }
-  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, saved) : tensor;
+  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, saved) : tensor;
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
@@ -78,16 +78,13 @@ at::Tensor SavedTensor::get() {
   version_.check(tensor_);
   const at::Tensor saved = version_.saved();
   if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
-    return lend(saved, version_.weak());
+    return lend(saved, handing_, version_.weak());
   }
   if (!use_) {
     const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
-    return handing_ == Handing::kLent && whole ? lend(tensor_, version_.weak()) : tensor_;
+    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, version_.weak()) : tensor_;
   }
   c10::Storage storage = use_->get();
-  if (handing_ == Handing::kCopied) {
-    return with_storage(tensor_, std::move(storage));
-  }
   if (handing_ == Handing::kItself) {
     if (saved.defined()) {
       return saved;
@@ -96,7 +93,7 @@ at::Tensor SavedTensor::get() {
     refer_to_lent(lent, version_.weak());
     return lent;
   }
-  return lend(tensor_, std::move(storage), version_.weak());
+  return lend(tensor_, std::move(storage), handing_, version_.weak());
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <ranges>
 #include <thread>
 #include <utility>
@@ -116,6 +117,9 @@ at::Tensor Interpreter::run(const Instruction& line) {
     // Note [Memory that is resized]
     // A copy out under way reads memory that a program takes from its storage itself, behind whoever holds the storage.
     std::ranges::for_each(ground_.offloaders, &Offloader::drain);
+    // Plain autograd has backward see what becomes of a saved tensor that only the graph still has. ebb does not, which
+    // docs/correctness.md says.
+    std::ranges::copy(operands, std::back_inserter(given_other_data_));
   }
   switch (kind) {
     case Kind::kCrowd:

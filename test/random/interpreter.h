@@ -82,6 +82,7 @@ class Interpreter {
   // later backwards of this thread have taken them out. It takes the youngest node first, so this one is older than
   // all.
   at::Tensor broom_;
+  Tensors given_other_data_;
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
