@@ -7,6 +7,7 @@
 #include "offload/counted_storage.h"
 #include "offload/early_fetch.h"
 #include "offload/engine.h"
+#include "offload/lent_tensor.h"
 #include "offload/log.h"
 #include "offload/step_recorder.h"
 #include "offload/summary.h"
@@ -70,6 +71,7 @@ std::uint64_t Core::evict(std::uint64_t bytes) noexcept {
   const auto gone = [&] { return before - std::min(before, account_->held.now_bytes()); };
   const auto enough = [&] { return gone() >= bytes; };
   try {
+    sweep_unused_lent();
     stash_.drain();
     if (enough()) {
       return gone();

@@ -1,114 +1,147 @@
 #include "offload/lent_tensor.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
-#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
-
-#include "streams/process_mark.h"
 
 namespace ebb {
 namespace {
 
 using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
+
 struct Entry {
   Impl tensor;          // null for an operation's own output
   WeakTensor handed;    // the same tensor
   c10::Storage memory;  // its
   WeakTensor saved;
+  const torch::autograd::Node* node;  // that it was lent to. Only to compare
+  std::thread::id thread;             // on which that ran
 
-  // Nobody else has it; or nobody has what was saved, nor saves of it.
-  [[nodiscard]] bool is_done_with() const {
-    return handed.use_count() == (tensor ? 1 : 0) || (saved.expired() && saved.weak_use_count() == 1);
+  [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
+
+  // Nobody has what was saved, nor saves of it: without hooks, too, it would be taken over.
+  [[nodiscard]] bool may_be_taken_over() const { return saved.expired() && saved.weak_use_count() == 1; }
+
+  // Its node has run. What a node lets go of while it runs, it may ask for again.
+  [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
+    return thread == std::this_thread::get_id() && node != running;
   }
 };
 
+}  // namespace
+
 // The tensors that are referred to, of the whole process: a tensor may be lent on one thread and let go of on another.
+//
+// A forked child begins anew, without what its parent was lent: the lock may never be released there.
 //
 // Threads: every member may be called from any thread. Tensors are destroyed outside of the lock, for that may end a
 // graph.
 class Lent {
  public:
   static Lent& all() {
-    static auto* const lent = new Lent;  // autograd may run at any time, also at exit
-    return *lent;
+    Lent* known = instance_;
+    if (known == nullptr) {
+      static const int registered = pthread_atfork(nullptr, nullptr, [] { instance_ = nullptr; });
+      static_cast<void>(registered);
+      auto* const made = new Lent;  // never destroyed: autograd may run at any time, also at exit
+      if (instance_.compare_exchange_strong(known, made)) {
+        return *made;
+      }
+      delete made;
+    }
+    return *known;
   }
 
   void add(const Impl& tensor, Handing handing, const WeakTensor& saved) {
-    if (passes_ == 0 || process_.forked()) {  // nobody takes it over; and in a child the lock may never be released
+    if (passes_ == 0) {  // nobody takes it over
       return;
     }
-    std::vector<Entry> done;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
-    sweep_locked(done);
-    tensors_.push_back(
-        {handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(), saved});
-    count_ = tensors_.size();
+    entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
+                        saved, current_node(), std::this_thread::get_id()});
+    count_ = entries_.size();
   }
 
   void sweep() noexcept {
-    if (count_ == 0 || process_.forked()) {
-      return;
-    }
-    std::vector<Entry> done;  // destroyed after the lock is released
-    const std::lock_guard lock(mutex_);
-    sweep_locked(done);
+    const torch::autograd::Node* const running = current_node();
+    take([running](const Entry& entry) {
+      return (entry.is_unused() && entry.is_behind(running)) || entry.may_be_taken_over();
+    });
+  }
+
+  void sweep_unused() noexcept {
+    take([](const Entry& entry) { return entry.is_unused(); });
   }
 
   void begin_pass() { ++passes_; }
 
   void end_pass() noexcept {
     std::vector<Entry> done;  // destroyed after the lock is released
-    if (--passes_ != 0 || count_ == 0 || process_.forked()) {
+    if (--passes_ != 0) {
       return;
     }
     const std::lock_guard lock(mutex_);
-    done.swap(tensors_);
-    count_ = 0;
+    if (passes_ == 0) {  // else another pass has begun since, whose tensors these may be
+      done.swap(entries_);
+      count_ = 0;
+    }
   }
 
  private:
-  // LOCK: mutex_. The latest ones, which a node that has just run was lent; and one other, so that all have their turn.
-  void sweep_locked(std::vector<Entry>& done) {
-    constexpr std::size_t kLatest = 4;
-    for (std::size_t index = tensors_.size(), last = index - std::min(index, kLatest); index-- > last;) {
-      take_if_done(index, done);
-    }
-    if (!tensors_.empty()) {
-      next_ = next_ < tensors_.size() ? next_ : 0;
-      take_if_done(next_++, done);
-    }
-    count_ = tensors_.size();
-  }
+  static constexpr std::size_t kAtOnce = 16;
 
-  // LOCK: mutex_
-  void take_if_done(std::size_t index, std::vector<Entry>& done) {
-    if (tensors_[index].is_done_with()) {
-      done.push_back(std::move(tensors_[index]));
-      if (index + 1 != tensors_.size()) {
-        tensors_[index] = std::move(tensors_.back());
+  // Lets go of some of those that are done. Looks at so many that there is no end to none of them, however many live.
+  template <typename Done>
+  void take(const Done& is_done) noexcept {
+    if (count_ == 0) {
+      return;
+    }
+    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released
+    const std::lock_guard lock(mutex_);
+    constexpr std::size_t kLookedAt = 64;
+    for (std::size_t looked_at = 0; looked_at < kLookedAt && !entries_.empty() && done.size() < kAtOnce; ++looked_at) {
+      if (looked_at == entries_.size()) {
+        break;
       }
-      tensors_.pop_back();
+      next_ = next_ < entries_.size() ? next_ : 0;
+      if (is_done(entries_[next_])) {
+        done.push_back(std::move(entries_[next_]));
+        if (next_ + 1 != entries_.size()) {
+          entries_[next_] = std::move(entries_.back());
+        }
+        entries_.pop_back();
+      } else {
+        ++next_;
+      }
     }
+    count_ = entries_.size();
   }
 
-  const ProcessMark process_;
+  static inline std::atomic<Lent*> instance_{nullptr};
+
   std::atomic<std::size_t> count_{0};
   std::atomic<std::int64_t> passes_{0};
   std::mutex mutex_;
-  std::vector<Entry> tensors_;  // LOCK: mutex_
+  std::vector<Entry> entries_;  // LOCK: mutex_
   std::size_t next_ = 0;        // LOCK: mutex_
 };
+
+namespace {
 
 class LentTensorImpl final : public c10::TensorImpl {
  public:
@@ -169,8 +202,14 @@ void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
 
 void sweep_lent() noexcept { Lent::all().sweep(); }
 
-LendingPass::LendingPass() { Lent::all().begin_pass(); }
+void sweep_unused_lent() noexcept { Lent::all().sweep_unused(); }
 
-LendingPass::~LendingPass() { Lent::all().end_pass(); }
+LendingPass::LendingPass() : lent_(Lent::all()) { lent_.begin_pass(); }
+
+LendingPass::~LendingPass() {
+  if (&lent_ == &Lent::all()) {  // else the process was forked in between, and there is nothing to end
+    lent_.end_pass();
+  }
+}
 
 }  // namespace ebb

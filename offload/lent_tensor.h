@@ -20,15 +20,16 @@ namespace ebb {
 // So ebb refers to the tensor that LibTorch makes, as long as without hooks somebody else would refer to the very
 // tensor that was saved: the program does, or a save of it lives, which a weak reference to that tensor shows. LibTorch
 // makes its own by TensorImpl::shallow_copy_and_detach, which is virtual: a lent tensor is of a class of ours, and
-// remembers the copies made of it. They are let go of at the end of a save, at the next unpack after nobody else uses
-// them, and when no backward pass is under way any more.
+// remembers the copies made of it. They are let go of when their node has run: at the end of a save, at the next node's
+// unpack, where the device has no memory left, and when no backward pass is under way any more. Until then a node that
+// asks for a save again, having let go of what it got, finds that again.
 //
 // What LibTorch does with a save, hooks or none:
 enum class Handing : std::uint8_t {
   kItself,  // a leaf that requires no gradient: what the hook returns is what backward gets
-  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, which AccumulateGrad takes over;
-            // but the SavedVariable has its memory, to which gradients that meet are then not added in place
-  kLent,    // all else
+  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, which AccumulateGrad takes
+            // over; but the SavedVariable has its memory, to which gradients that meet are then not added in place
+  kLent,  // all else
 };
 [[nodiscard]] Handing handing_of(const at::Tensor& saved);
 
@@ -36,8 +37,7 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
 // `saved`: the tensor that was saved. Requires a dense tensor (TensorImpl itself).
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing,
-                              const WeakTensor& saved);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const WeakTensor& saved);
 
 // The same over the tensor's own storage. A tensor of another class is returned as it is.
 [[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved);
@@ -45,9 +45,14 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
 void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);
 
-// Lets go of what may be taken over, or is not used any more. Looks at a few of the tensors only, the latest
-// among them.
+// Lets go of what may be taken over, and of what nodes that have run do not use any more. Looks at some of the tensors
+// only, at others the next time.
 void sweep_lent() noexcept;
+
+// Lets go of what nobody uses, whichever node may still ask for it again.
+void sweep_unused_lent() noexcept;
+
+class Lent;
 
 // Lives during a backward pass.
 class LendingPass {
@@ -56,6 +61,9 @@ class LendingPass {
   ~LendingPass();
   LendingPass(const LendingPass&) = delete;
   LendingPass& operator=(const LendingPass&) = delete;
+
+ private:
+  Lent& lent_;
 };
 
 }  // namespace ebb

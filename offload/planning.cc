@@ -38,6 +38,11 @@ Planning::Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, 
 
 void Planning::step_begun(Tape& tape) {
   const std::optional<std::uint64_t> step = policy_->recorded_step();
+  if (policy_->met_long_step() && !std::exchange(warned_of_long_step_, true)) {
+    log_warning("Options::device_budget: a step saved more than " + std::to_string(Planned::kMostStorages) +
+                " tensors, as many as are planned, or forward passes without a backward did while one save lived. "
+                "In such steps everything moves or is recomputed.");
+  }
   if (step) {
     count_unrecorded();
   }

@@ -64,7 +64,8 @@ class Planning {
   const DeviceMeter meter_;
   const Unmet unmet_;
   bool warned_ = false;  // LOCK, as all below
-  int unrecorded_ = 0;   // steps in a row that were to be recorded and gave no record
+  bool warned_of_long_step_ = false;
+  int unrecorded_ = 0;  // steps in a row that were to be recorded and gave no record
   Measured measured_;
 };
 

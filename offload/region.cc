@@ -105,6 +105,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (!region_->first_run_is_over()) {
       refuse_backward_inside();
     }
+    sweep_lent();  // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {

@@ -44,6 +44,12 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   saved_.emplace(tensor, core.save(tensor, tape, start));
 }
 
-at::Tensor SaveHook::call_unpack_hook() { return hand_to_recipe(*saved_) ? saved_->shape() : saved_->get(); }
+at::Tensor SaveHook::call_unpack_hook() {
+  if (hand_to_recipe(*saved_)) {
+    return saved_->shape();
+  }
+  sweep_lent();  // before memory is asked for
+  return saved_->get();
+}
 
 }  // namespace ebb

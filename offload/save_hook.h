@@ -17,7 +17,7 @@ namespace ebb {
 // Note [CUDA graphs]
 // A graph that is captured holds addresses, and is replayed when ebb knows nothing of it. So what is saved while the
 // current stream is captured stays as it is, whatever a policy or a plan would say: the graph's own memory. What was
-// moved before the capture began cannot be had during it, which is one clear error; what is still on the device can.
+// moved before the capture began cannot be had during it, which is one clear error; what has not left the device can.
 
 // One save. Autograd owns it through the SavedVariable, so its destructor is the exact end of the save: everything that
 // is known of the save is here, and no table can outlive it.

@@ -270,8 +270,8 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
     }
     back_ =
         std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(), std::move(room));
-  } else if (std::optional<c10::Storage> known = handed_out_on(stream)) {  // it takes no room of ours
-    back_ = std::make_shared<Fetched>(core_->tier(), *std::move(known), Ticket{}, stream, nullptr, Gauge::Lease{});
+  } else if (handed_out_on(stream)) {  // the program has it, and an unpack finds it
+    return true;
   } else {
     Gauge::Lease window;
     if (!take_room(bytes_, held_bytes, window)) {

@@ -120,6 +120,9 @@ std::optional<StepRecord> StepRecorder::finish() {
   }
   mark(What::kEnd, 0);
   const std::lock_guard lock(mutex_);
+  if (over_) {  // given up meanwhile
+    return std::nullopt;
+  }
   over_ = true;
   if (!usable_ || !in_backward_ || disturbed()) {
     return std::nullopt;

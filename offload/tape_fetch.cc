@@ -124,6 +124,7 @@ bool Tape::fetch_ahead() {
     if (!next->fetch_ahead(held_bytes)) {
       return false;
     }
+    prefetches_now();  // if somebody has meanwhile asked for room and passed over this copy
     const std::lock_guard lock(mutex_);
     if (resets_ == resets) {  // else what was before this rank may have been given up meanwhile
       fetched_to_ = std::max(fetched_to_, rank);

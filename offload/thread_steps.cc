@@ -19,6 +19,10 @@ void ThreadSteps::begin(const std::shared_ptr<Tape>& step) {
 
 void ThreadSteps::prefetches(std::weak_ptr<Tape> step) {
   const std::lock_guard lock(mutex_);
+  if (prefetching_.size() >= next_cleaning_) {
+    std::erase_if(prefetching_, [](const auto& each) { return each.expired(); });
+    next_cleaning_ = std::max<std::size_t>(64, 2 * prefetching_.size());
+  }
   prefetching_.push_back(std::move(step));
 }
 
@@ -49,7 +53,7 @@ std::shared_ptr<ThreadSteps> StepsOfThreads::here() {
     return known->second;
   }
   if (steps_.size() >= next_cleaning_) {
-    std::erase_if(steps_, [](const auto& entry) { return entry.second->is_idle(); });
+    std::erase_if(steps_, [](const auto& entry) { return entry.second.use_count() == 1 && entry.second->is_idle(); });
     next_cleaning_ = std::max<std::size_t>(64, 2 * steps_.size());
   }
   return steps_.emplace(thread, std::make_shared<ThreadSteps>()).first->second;

@@ -45,6 +45,7 @@ class ThreadSteps {
   std::mutex mutex_;
   std::weak_ptr<Tape> last_;                      // LOCK: mutex_
   std::vector<std::weak_ptr<Tape>> prefetching_;  // LOCK: mutex_
+  std::size_t next_cleaning_ = 64;                // LOCK: mutex_. On a thread of the engine nobody takes them
 };
 
 // Those of all threads.

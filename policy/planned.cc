@@ -37,9 +37,6 @@ LinkRates slower(LinkRates rates, double slowdown) {
   return rates;
 }
 
-// A step may have no end: one save that lives on, and forward passes without a backward. A longer one is not planned.
-constexpr std::size_t kMostStorages = 1 << 15;
-
 // What takes the least memory.
 Decision safe(const Candidate& candidate) {
   return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
@@ -58,7 +55,8 @@ void Planned::begin_step() {
     wanted_ = seen_;
     patience_ = kPatience;
   }
-  recording_ = !any_plan() || (patience_ > 0 && !has_plan(wanted_));
+  recording_ = !too_long_ && (!any_plan() || (patience_ > 0 && !has_plan(wanted_)));
+  too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
   forget_step();
   ++step_;
@@ -81,7 +79,9 @@ Decision Planned::decide(const Candidate& candidate) {
     return Decision::kKeep;
   }
   if (seen_.size() == kMostStorages) {
-    strayed_ = true;
+    too_long_ = true;
+    met_long_step_ = true;
+    recording_ = false;
     return safe(candidate);
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});

@@ -47,6 +47,11 @@ class Planned final : public Policy {
   [[nodiscard]] std::uint64_t least_bytes() const override { return least_bytes_; }
 
   // The number of the step that has begun, if it is to be recorded.
+  // A step may have no end: one save that lives on, and forward passes without a backward. One that saves more than so
+  // many storages is neither recorded nor planned.
+  static constexpr std::size_t kMostStorages = std::size_t{1} << 15;
+  [[nodiscard]] bool met_long_step() const { return met_long_step_; }
+
   [[nodiscard]] std::optional<std::uint64_t> recorded_step() const;
 
   // What was recorded of that step, its storages those that were asked about, in that order. One that is not a recorded
@@ -110,6 +115,8 @@ class Planned final : public Policy {
   Known* following_ = nullptr;  // the plan of the step that has begun, once it has asked
   bool recording_ = false;      // it is recorded, and follows no plan
   bool strayed_ = false;        // it has left all plans
+  bool too_long_ = false;       // it, or the one before, has saved more than kMostStorages
+  bool met_long_step_ = false;  // ever
 };
 
 }  // namespace ebb

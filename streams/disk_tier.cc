@@ -80,11 +80,12 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
   const std::size_t whole_pages = round_up_to_page(bytes);
-  if (whole_pages >= MmapAllocator::kLeastBytes) {
+  if (whole_pages >= MmapAllocator::kLeastBytes && memory_is_aligned_) {
     c10::DataPtr memory = cpu_memory(whole_pages);
     if (is_aligned(memory.get(), kPageBytes)) {
       return memory;
     }
+    memory_is_aligned_ = false;
   }
   // An allocator that knows nothing of pages.
   auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));

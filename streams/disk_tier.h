@@ -73,6 +73,7 @@ class DiskTier final : public Tier {
   const std::unique_ptr<IoQueue, UnlessForked> out_;
   const std::unique_ptr<IoQueue, UnlessForked> in_;
 
+  std::atomic<bool> memory_is_aligned_{true};  // until the CPU's allocator gives a large block that is not
   std::atomic<std::uint64_t> stalls_{0};
   std::atomic<std::int64_t> stalled_ns_{0};
 };

@@ -133,30 +133,51 @@ std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
   return block;
 }
 
+// Blocks are unmapped outside of the lock: for a large one the kernel takes milliseconds.
 void MmapAllocator::cache(Block block) {
-  const std::lock_guard lock(mutex_);
-  while (cached_.size() == kCacheBlocks) {
-    unmap_oldest();
+  std::optional<Block> displaced;
+  {
+    const std::lock_guard lock(mutex_);
+    if (cached_.size() == kCacheBlocks) {
+      displaced = take_oldest();
+    }
+    cached_.push_back(block);
+    bytes_.cached += block.bytes;
   }
-  cached_.push_back(block);
-  bytes_.cached += block.bytes;
-  while (bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart)) {
-    unmap_oldest();
+  if (displaced) {
+    unmap_pages(displaced->data, displaced->bytes);
+  }
+  while (const std::optional<Block> excess = take_excess()) {
+    unmap_pages(excess->data, excess->bytes);
   }
 }
 
 void MmapAllocator::empty_cache() {
-  const std::lock_guard lock(mutex_);
-  while (!cached_.empty()) {
-    unmap_oldest();
+  while (true) {
+    std::optional<Block> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (cached_.empty()) {
+        return;
+      }
+      oldest = take_oldest();
+    }
+    unmap_pages(oldest->data, oldest->bytes);
   }
 }
 
-void MmapAllocator::unmap_oldest() {
+std::optional<MmapAllocator::Block> MmapAllocator::take_excess() {
+  const std::lock_guard lock(mutex_);
+  return bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart) ? std::optional(take_oldest())
+                                                                           : std::nullopt;
+}
+
+// LOCK: mutex_
+MmapAllocator::Block MmapAllocator::take_oldest() {
   const Block oldest = cached_.front();
   cached_.erase(cached_.begin());
   bytes_.cached -= oldest.bytes;
-  unmap_pages(oldest.data, oldest.bytes);
+  return oldest;
 }
 
 MmapAllocator::Bytes MmapAllocator::bytes() const {

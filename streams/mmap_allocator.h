@@ -77,7 +77,8 @@ class MmapAllocator final : public c10::Allocator {
   [[nodiscard]] std::optional<Block> remove_in_use(void* data);
   void cache(Block block);
   void empty_cache();
-  void unmap_oldest();
+  [[nodiscard]] std::optional<Block> take_excess();
+  [[nodiscard]] Block take_oldest();
 
   c10::Allocator& inner_;
   mutable std::mutex mutex_;

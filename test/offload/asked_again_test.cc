@@ -109,5 +109,39 @@ TEST_CASE_METHOD(NoLeak, "a recipe is run once for a backward that asks again") 
   CHECK(rig.stats().recomputed.tensors == 1);
 }
 
+// The product of its inputs; its backward asks once for each, and lets go of the rest.
+struct AsksForEach : Function<AsksForEach> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& y) {
+    context->save_for_backward({x, y});
+    return x * y;
+  }
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const at::Tensor x = context->get_saved_variables()[0];
+    const at::Tensor y = context->get_saved_variables()[1];
+    return {gradients[0] * y, gradients[0] * x};
+  }
+};
+
+TEST_CASE_METHOD(NoLeak, "a save that a backward has let go of is still there when the same node asks again") {
+  const bool retained = GENERATE(false, true);
+  Rig rig(late_without_stash());
+  Inputs in;
+  std::atomic<int> runs = 0;
+  at::Tensor loss;
+  {
+    const OffloadGuard guard(rig.offloader());
+    const at::Tensor x = AsksForEach::apply(in.activation({64}), in.activation({64}));
+    const CheckpointedFunction function = [&runs](const std::vector<at::Tensor>& of) {
+      ++runs;
+      return std::vector<at::Tensor>{AsksForEach::apply(of[0].sin(), of[0].cos())};
+    };
+    loss = checkpoint(function, {x})[0].sum();
+  }
+  rig.offloader().reset_stats();
+  loss.backward({}, retained);
+  CHECK(runs == 2);
+  CHECK(rig.stats().fetched.tensors == 3);
+}
+
 }  // namespace
 }  // namespace ebb

@@ -1,6 +1,8 @@
 // A backward that returns a saved tensor as its gradient: the leaf's `.grad` must not be memory that the program, or
 // another save, still uses. So programs here write to their gradients, and all of their live tensors are compared.
 
+#include <atomic>
+#include <cstddef>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -12,6 +14,7 @@
 
 #include "offload/checkpoint.h"
 #include "policy/everything.h"
+#include "test/offload/on_threads.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -136,8 +139,6 @@ TEST_CASE_METHOD(NoLeak, "nor is it memory that another save still has, though t
       const at::Tensor saved = activation ? in.activation({8}) : in.constant({8});
       loss = (ReturnsSaved::apply(x, saved) + ReturnsSaved::apply(y, saved) + y * saved).sum();
     }
-    // As an optimizer that steps inside of backward does.
-    x.register_hook([](const at::Tensor& gradient) { return gradient; });
     torch::autograd::backward({loss}, {}, /*retain_graph=*/true);
     write({x, y});
     const Tensors once{x.grad().clone(), y.grad().clone()};
@@ -234,6 +235,26 @@ TEST_CASE_METHOD(NoLeak, "a saved tensor that is nobody else's is still taken ov
   x.register_hook([&](const at::Tensor& gradient) { returned = gradient.data_ptr(); });
   loss.backward();
   CHECK(x.grad().data_ptr() == returned);
+}
+
+TEST_CASE_METHOD(NoLeak, "nor is it while other threads end their backward passes") {
+  Rig rig(late());
+  std::atomic<int> wrong = 0;
+  on_threads(4, [&](std::size_t thread) {
+    for (int i = 0; i < 200; ++i) {
+      const at::Tensor x = at::ones({8}).requires_grad_();
+      const at::Tensor saved = at::full({8}, static_cast<double>(thread + 2)) * x;
+      at::Tensor loss;
+      {
+        const OffloadGuard guard(rig.offloader());
+        loss = ReturnsSaved::apply(x, saved).sum();
+      }
+      loss.backward();
+      write({x});
+      wrong += saved.detach().eq(static_cast<double>(thread + 2)).all().item<bool>() ? 0 : 1;
+    }
+  });
+  CHECK(wrong == 0);
 }
 
 }  // namespace
