@@ -25,7 +25,7 @@ using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
 
 struct Entry {
-  Impl tensor;          // null for an operation's own output
+  Impl tensor;          // null if it may be taken over, as an operation's own output may from the start
   WeakTensor handed;    // the same tensor
   c10::Storage memory;  // its
   WeakTensor saved;
@@ -39,8 +39,9 @@ struct Entry {
 
   // Its node has run. What a node lets go of while it runs, it may ask for again.
   [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
-    return thread == std::this_thread::get_id() && node != running;
+    return is_of_this_thread() && node != running;
   }
+  [[nodiscard]] bool is_of_this_thread() const { return thread == std::this_thread::get_id(); }
 };
 
 }  // namespace
@@ -77,11 +78,15 @@ class Lent {
     count_ = entries_.size();
   }
 
-  void sweep() noexcept {
+  // Before the calling thread's node is lent anything.
+  void sweep_behind() noexcept {
     const torch::autograd::Node* const running = current_node();
-    take([running](const Entry& entry) {
-      return (entry.is_unused() && entry.is_behind(running)) || entry.may_be_taken_over();
-    });
+    take([running](const Entry& entry) { return entry.is_unused() && entry.is_behind(running); });
+  }
+
+  // A node lets go of its saves.
+  void sweep_here() noexcept {
+    take([](const Entry& entry) { return entry.is_unused() && entry.is_of_this_thread(); });
   }
 
   void sweep_unused() noexcept {
@@ -111,7 +116,8 @@ class Lent {
     if (count_ == 0) {
       return;
     }
-    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released
+    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released, as the next
+    c10::SmallVector<Impl, kAtOnce> may_be_taken;
     const std::lock_guard lock(mutex_);
     constexpr std::size_t kLookedAt = 64;
     for (std::size_t looked_at = 0; looked_at < kLookedAt && !entries_.empty() && done.size() < kAtOnce; ++looked_at) {
@@ -126,7 +132,10 @@ class Lent {
         }
         entries_.pop_back();
       } else {
-        ++next_;
+        Entry& entry = entries_[next_++];
+        if (entry.tensor && entry.may_be_taken_over() && may_be_taken.size() < kAtOnce) {
+          may_be_taken.push_back(std::exchange(entry.tensor, {}));
+        }
       }
     }
     count_ = entries_.size();
@@ -200,7 +209,9 @@ void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
   Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, saved);
 }
 
-void sweep_lent() noexcept { Lent::all().sweep(); }
+void sweep_lent_behind() noexcept { Lent::all().sweep_behind(); }
+
+void sweep_lent_here() noexcept { Lent::all().sweep_here(); }
 
 void sweep_unused_lent() noexcept { Lent::all().sweep_unused(); }
 

@@ -29,7 +29,7 @@ enum class Handing : std::uint8_t {
   kItself,  // a leaf that requires no gradient: what the hook returns is what backward gets
   kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, which AccumulateGrad takes
             // over; but the SavedVariable has its memory, to which gradients that meet are then not added in place
-  kLent,  // all else
+  kLent,    // all else
 };
 [[nodiscard]] Handing handing_of(const at::Tensor& saved);
 
@@ -45,9 +45,11 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
 void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);
 
-// Lets go of what may be taken over, and of what nodes that have run do not use any more. Looks at some of the tensors
+// Let go of what is not used any more: of other nodes than the one that the calling thread runs, before that is lent
+// anything; of all that was lent on the thread, where a node lets go of its saves. They look at some of the tensors
 // only, at others the next time.
-void sweep_lent() noexcept;
+void sweep_lent_behind() noexcept;
+void sweep_lent_here() noexcept;
 
 // Lets go of what nobody uses, whichever node may still ask for it again.
 void sweep_unused_lent() noexcept;

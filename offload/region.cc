@@ -91,7 +91,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (version_) {
       region_->drop(place_);
     }
-    sweep_lent();
+    sweep_lent_here();
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -105,7 +105,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (!region_->first_run_is_over()) {
       refuse_backward_inside();
     }
-    sweep_lent();  // before memory is asked for
+    sweep_lent_behind();  // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {
@@ -138,9 +138,24 @@ class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
 
 }  // namespace
 
+Region::InputMemory::InputMemory(const at::Tensor& input)
+    : input_(input.defined() ? WeakTensor(input.getIntrusivePtr())
+                             : WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())),
+      storage_(input.defined() && input.has_storage() ? input.storage().getWeakStorageImpl()
+                                                      : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>())) {}
+
+bool Region::InputMemory::has_been_replaced() const {
+  const auto input = input_.lock();
+  if (!input || !input->has_storage()) {
+    return false;
+  }
+  return input->unsafe_storage().unsafeGetStorageImpl() != storage_._unsafe_get_target();
+}
+
 Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) : function_(std::move(function)) {
   for (const at::Tensor& input : inputs) {
     inputs_.emplace_back(input, /*is_output=*/false);
+    input_memory_.emplace_back(input);
     input_needs_gradient_.push_back(input.defined() && input.requires_grad());
   }
 }
@@ -205,6 +220,7 @@ void Region::collect(const at::Tensor& saved) {
       next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
   if (saves_[next_].alive) {
     collected_[next_] = saved;
+    saves_[next_].second_version.emplace(saved);
   }
   ++next_;
 }
@@ -214,10 +230,15 @@ at::Tensor Region::find(std::size_t place) {
   const std::lock_guard lock(mutex_);
   if (place < collected_.size() && collected_[place]) {
     at::Tensor tensor = *std::exchange(collected_[place], std::nullopt);
+    saves_[place].second_version->check(tensor);
     saves_[place].taken.remember(tensor);
     return tensor;
   }
-  return saves_[place].taken.recall();
+  at::Tensor tensor = saves_[place].taken.recall();
+  if (tensor.defined()) {
+    saves_[place].second_version->check(tensor);
+  }
+  return tensor;
 }
 
 at::Tensor Region::take(std::size_t place) {
@@ -256,6 +277,9 @@ void Region::run_again() {
   }
   std::vector<at::Tensor> inputs;
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    TORCH_CHECK(!input_memory_[i].has_been_replaced(), "ebb::checkpoint: input ", i + 1,
+                " has been given other data (set_data) or another storage since the "
+                "function ran; run again in backward, it would compute something else");
     const at::Tensor input = inputs_[i].unpack();
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
   }

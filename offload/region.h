@@ -13,8 +13,10 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/checkpoint.h"
+#include "offload/lent_tensor.h"
 #include "offload/remembered_tensor.h"
 #include "offload/thread_setting.h"
+#include "offload/version_check.h"
 
 namespace ebb {
 
@@ -65,12 +67,28 @@ class Region : public std::enable_shared_from_this<Region> {
     std::vector<std::int64_t> sizes;
     at::ScalarType dtype;
     bool alive = true;
-    RememberedTensor taken = {};  // of the second run's
+    RememberedTensor taken = {};                                // of the second run's, as the next
+    std::optional<VersionCheck> second_version = std::nullopt;  // when it was saved
+  };
+
+  // Which memory an input had. Weak: the address is not used again while this lives.
+  class InputMemory {
+   public:
+    explicit InputMemory(const at::Tensor& input);
+
+    // The program still has the tensor, over another storage.
+    [[nodiscard]] bool has_been_replaced() const;
+
+   private:
+    using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+    const WeakTensor input_;
+    const WeakStorage storage_;
   };
 
   const CheckpointedFunction function_;
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<InputMemory> input_memory_;
   std::vector<bool> input_needs_gradient_;
   std::unique_ptr<PlannedRegion> planned_;  // null without a plan
 

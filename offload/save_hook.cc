@@ -12,7 +12,7 @@ namespace ebb {
 SaveHook::~SaveHook() {
   saved_.reset();
   held_.reset();
-  sweep_lent();  // what this save was lent as, of which its node is done by now
+  sweep_lent_here();  // what this save was lent as, of which its node is done by now
 }
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
@@ -48,7 +48,7 @@ at::Tensor SaveHook::call_unpack_hook() {
   if (hand_to_recipe(*saved_)) {
     return saved_->shape();
   }
-  sweep_lent();  // before memory is asked for
+  sweep_lent_behind();  // before memory is asked for
   return saved_->get();
 }
 

@@ -13,11 +13,11 @@ namespace ebb {
 namespace {
 
 // A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
-// (VersionCheck). Not if the node that saves it also made it, for then they would own each other; that node is the
-// thread's newest.
+// (VersionCheck). Not if the node that saves it also made it, for then they would own each other: that node is the
+// thread's newest, but for one of a custom function, whose forward may have made others since.
 bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
   return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
-         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+         tensor.grad_fn()->is_traceable() && tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
 }
 
 // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
@@ -97,11 +97,13 @@ at::Tensor SavedTensor::get() {
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {
-  if (!saved.has_storage() || !tensor_.has_storage()) {
+  if (!saved.has_storage() || !tensor_.has_storage() || tensor_.is_same(saved)) {
     return false;
   }
   return saved.storage().unsafeGetStorageImpl() !=
-         (use_ ? use_->storage()->source_identity() : tensor_.storage().unsafeGetStorageImpl());
+             (use_ ? use_->storage()->source_identity() : tensor_.storage().unsafeGetStorageImpl()) ||
+         saved.sizes() != tensor_.sizes() || saved.strides() != tensor_.strides() ||
+         saved.storage_offset() != tensor_.storage_offset();
 }
 
 at::Tensor SavedTensor::get_for_recipe() {

@@ -181,23 +181,20 @@ void Tape::used(Id id) {
   if (!index) {  // saved by the backward pass itself, in no order that is known
     return;
   }
-  if (entries_[*index].used) {  // backward runs over this graph again
-    for (Entry& entry : entries_) {
-      entry.used = false;
-    }
-    first_pass_ = false;
+  if (entries_[*index].used_in == pass_) {  // backward runs over this graph again
+    ++pass_;
     fetched_to_ = 0;
     ++resets_;
     device_is_full_ = false;
     part_ = 0;
   }
-  entries_[*index].used = true;
+  entries_[*index].used_in = pass_;
   if (rank_[*index] != cursor_) {  // not what was expected: look again at what has been passed over
     fetched_to_ = 0;
     ++resets_;
   }
   cursor_ = rank_[*index] + 1;
-  if (first_pass_) {
+  if (pass_ == kFirstPass) {
     observed_.push_back(*index);
   }
 }

@@ -126,9 +126,11 @@ class Tape : public std::enable_shared_from_this<Tape> {
     std::weak_ptr<SavedStorage> storage;
     std::uint64_t bytes;
     std::uint32_t ordinal;
-    bool used = false;  // in this pass over the graph
+    std::uint64_t used_in = 0;  // the last pass over the graph that has used it
     bool gone = false;
   };
+
+  static constexpr std::uint64_t kFirstPass = 1;
 
   void drop_guesses(const std::function<bool()>& enough);
   void begin_use_locked();
@@ -164,7 +166,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::vector<std::uint32_t> order_;        // expected, as indices of entries; fixed by the first use
   std::vector<std::uint32_t> rank_;         // of each entry in `order_`
   std::vector<std::uint32_t> observed_;     // what the first pass really did
-  bool first_pass_ = true;
+  std::uint64_t pass_ = kFirstPass;
   std::vector<std::uint32_t> part_of_;      // with a plan: by ordinal, the part of backward that begins with its need
   std::vector<std::uint32_t> last_part_;    // with a plan: of each of `order_`, or kNotPlanned
   std::optional<LeastBetween> held_bytes_;  // with a plan: BackwardRoom::held_bytes

@@ -103,7 +103,7 @@ bool Tape::fetch_ahead() {
       const std::lock_guard lock(mutex_);
       const std::size_t from = device_is_full_ ? cursor_ : std::max(cursor_, fetched_to_);
       for (rank = from; rank < order_.size() && next == nullptr; ++rank) {
-        if (!entries_[order_[rank]].used) {
+        if (entries_[order_[rank]].used_in != pass_) {
           next = entries_[order_[rank]].storage.lock();
         }
       }
