@@ -37,6 +37,13 @@ struct Entry {
   // Nobody has what was saved, nor saves of it: without hooks, too, it would be taken over.
   [[nodiscard]] bool may_be_taken_over() const { return saved.expired() && saved.weak_use_count() == 1; }
 
+  // Nothing else shares its version counter: gradients that meet are then added in place, with hooks or without. Only
+  // asked where it was lent, for elsewhere the tensor may be being changed.
+  [[nodiscard]] bool has_its_memory_for_itself() const {
+    const Impl here = is_of_this_thread() ? handed.lock() : Impl();
+    return here && here->unique_version();
+  }
+
   // Its node has run. What a node lets go of while it runs, it may ask for again.
   [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
     return is_of_this_thread() && node != running;
@@ -132,10 +139,16 @@ class Lent {
         }
         entries_.pop_back();
       } else {
-        Entry& entry = entries_[next_++];
-        if (entry.tensor && entry.may_be_taken_over() && may_be_taken.size() < kAtOnce) {
-          may_be_taken.push_back(std::exchange(entry.tensor, {}));
+        Entry& entry = entries_[next_];
+        if (!entry.may_be_taken_over() || may_be_taken.size() == kAtOnce) {
+          ++next_;
+          continue;
         }
+        may_be_taken.push_back(std::exchange(entry.tensor, {}));
+        if (entry.has_its_memory_for_itself()) {
+          entry.memory = {};
+        }
+        ++next_;
       }
     }
     count_ = entries_.size();

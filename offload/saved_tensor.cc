@@ -1,5 +1,7 @@
 #include "offload/saved_tensor.h"
 
+#include <cstring>
+#include <typeinfo>
 #include <utility>
 
 #include <ATen/SequenceNumber.h>
@@ -12,12 +14,15 @@
 namespace ebb {
 namespace {
 
+// Of a torch::autograd::Function.
+bool is_custom(const torch::autograd::Node& node) { return std::strstr(typeid(node).name(), "CppNode") != nullptr; }
+
 // A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
 // (VersionCheck). Not if the node that saves it also made it, for then they would own each other: that node is the
 // thread's newest, but for one of a custom function, whose forward may have made others since.
 bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
-  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr &&
-         tensor.grad_fn()->is_traceable() && tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr && !is_custom(*tensor.grad_fn()) &&
+         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
 }
 
 // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.

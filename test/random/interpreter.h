@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <variant>
 #include <vector>
 
@@ -83,6 +84,8 @@ class Interpreter {
   // all.
   at::Tensor broom_;
   Tensors given_other_data_;
+  std::set<int> gradients_;  // values that are
+  bool has_graphs_of_gradients_ = false;
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -46,6 +47,9 @@ TEST_CASE("a planned fault hits the n-th call of its point once, or from then on
   CHECK(answers(FaultPoint::kThreadStart, 4) == std::vector<bool>{false, true, true, true});
   CHECK(FaultPlan::failures(FaultPoint::kThreadStart) == 3);
 }
+
+// A pool asks a system that has refused again after a while.
+void forget_refusal() { std::this_thread::sleep_for(2 * BlockPool::kRefusalLasts); }
 
 // Takes a block out and back in, and checks what came back.
 void round_trip(Tier& tier) {
@@ -102,6 +106,7 @@ TEST_CASE("a disk that is full when the spill file is to grow leaves no room, an
     CHECK_FALSE(tier.try_acquire(kMiB).has_value());
     CHECK(tier.refusal() == std::errc::no_space_on_device);
   }
+  forget_refusal();
   round_trip(tier);
 }
 
@@ -111,6 +116,7 @@ TEST_CASE("a simulated tier refuses what it is told to") {
     const PlannedFault fault(FaultPoint::kPinnedAllocation, 1, Extent::kFromThenOn);
     CHECK_FALSE(tier.try_acquire(1).has_value());
   }
+  forget_refusal();
   {
     const PlannedFault fault(FaultPoint::kDeviceAllocation, 1, Extent::kOnce);
     CHECK_THROWS_AS(round_trip(tier), c10::OutOfMemoryError);
