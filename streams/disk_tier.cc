@@ -79,8 +79,12 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
 c10::DataPtr DiskTier::allocate(std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
+  if (bytes <
+      MmapAllocator::kLeastBytes) {  // a page more would be much, and a copy to where the bytes belong is little
+    return cpu_memory(bytes);
+  }
   const std::size_t whole_pages = round_up_to_page(bytes);
-  if (whole_pages >= MmapAllocator::kLeastBytes && memory_is_aligned_) {
+  if (memory_is_aligned_) {
     c10::DataPtr memory = cpu_memory(whole_pages);
     if (is_aligned(memory.get(), kPageBytes)) {
       return memory;

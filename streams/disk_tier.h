@@ -44,8 +44,9 @@ class DiskTier final : public Tier {
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
-  // From c10's CPU allocator, whichever is installed. Aligned to a page, so that whole pages are read straight into
-  // it; the last part of a page passes through a bounce buffer. What that allocator gives is handed out as it is if it
+  // From c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a page,
+  // so that whole pages are read straight into the memory, and the last part of a page passes through a bounce buffer;
+  // smaller reads pass through one where the file is direct. What that allocator gives is handed out as it is if it
   // lies on a page, as MmapAllocator's does.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 

@@ -22,6 +22,7 @@
 
 #include "streams/aligned_memory.h"
 #include "streams/host_completion.h"
+#include "streams/mmap_allocator.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {
@@ -30,6 +31,7 @@ namespace {
 // Copies a block back in and compares.
 bool holds(DiskTier& tier, const Block& block, const std::vector<std::byte>& expected, const Ticket& after) {
   const c10::DataPtr back = tier.allocate(block.size());
+  std::memset(back.get(), 0, block.size());  // memory that was used before may hold what is expected
   tier.wait(WaitPoint::kCaller, tier.current_stream(), tier.copy_in(back.get(), block, {WaitPoint::kCaller, after}));
   return block.size() == expected.size() && std::memcmp(back.get(), expected.data(), expected.size()) == 0;
 }
@@ -57,6 +59,7 @@ class CountingAllocator final : public c10::Allocator {
     };
     TORCH_CHECK(bytes < kTiB, "no memory");
     ++live_;
+    last_bytes_ = bytes;
     auto* context = new Context{inner_->allocate(bytes), this};
     return {context->memory.get(), context,
             [](void* c) {
@@ -67,12 +70,14 @@ class CountingAllocator final : public c10::Allocator {
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
   [[nodiscard]] int live() const { return live_; }
+  [[nodiscard]] std::size_t last_bytes() const { return last_bytes_; }
 
  private:
   static constexpr std::size_t kTiB = std::size_t{1} << 40;
 
   c10::Allocator* const inner_;
   int live_ = 0;
+  std::size_t last_bytes_ = 0;  // asked for
 };
 
 TEST_CASE("a disk tier brings back what it took away", "[ordering]") {
@@ -97,16 +102,23 @@ TEST_CASE("on the CPU the compute stream is always at the point where it is") {
   CHECK_THROWS_AS(tier.wait(WaitPoint::kCaller, cuda, nullptr), c10::Error);
 }
 
-TEST_CASE("memory to copy back to starts on a page, covers whole pages and comes from the CPU allocator in force") {
+TEST_CASE(
+    "memory to copy back to comes from the CPU allocator in force; if large it is whole pages, if small no more") {
   CountingAllocator counter;
   DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
-  const std::size_t bytes = GENERATE(std::size_t{1}, std::size_t{4096}, kMiB + 1);
+  constexpr std::size_t kLarge = MmapAllocator::kLeastBytes;
+  const std::size_t bytes = GENERATE_COPY(std::size_t{1}, std::size_t{4096}, kLarge - 1, kLarge, kMiB + 1);
   {
     c10::DataPtr memory = tier.allocate(bytes);
     CHECK(counter.live() == 1);
-    CHECK(is_aligned(memory.get(), kPageBytes));
     CHECK(memory.device() == c10::Device(c10::kCPU));
-    std::memset(memory.get(), 1, round_up_to_page(bytes));
+    if (bytes < kLarge) {
+      CHECK(counter.last_bytes() == bytes);
+      std::memset(memory.get(), 1, bytes);
+    } else {
+      CHECK(is_aligned(memory.get(), kPageBytes));
+      std::memset(memory.get(), 1, round_up_to_page(bytes));
+    }
     const c10::DataPtr moved = std::move(memory);
     CHECK(counter.live() == 1);
   }
