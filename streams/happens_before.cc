@@ -127,6 +127,23 @@ void HappensBefore::access(Actor actor, Kind kind, Range range) {
   report(violations, handler);
 }
 
+void HappensBefore::free_once_idle(Actor stream, Range range) {
+  std::vector<std::string> violations;
+  Handler handler = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    Clock knows = host_;
+    for (const auto& [each, clock] : streams_) {
+      merge(knows, clock);
+    }
+    const std::uint64_t at = ++streams_.at(stream)[stream];
+    knows[stream] = at;
+    access_locked({stream, at, Kind::kFree}, knows, range, violations);
+    handler = handler_;
+  }
+  report(violations, handler);
+}
+
 void HappensBefore::forget(Range range) {
   const std::lock_guard lock(mutex_);
   Segments& segments = segments_[range.space];
@@ -157,6 +174,16 @@ void HappensBefore::access_locked(const Access& access, const Clock& knows, Rang
   }
   if (access.kind == Kind::kWrite || access.kind == Kind::kFree) {
     segments.erase(segments.lower_bound(range.begin), segments.lower_bound(end));
+  }
+  if (access.kind == Kind::kMade) {
+    const auto is_behind_a_stream = [this](const Access& earlier) {
+      return earlier.kind != Kind::kRead &&
+             (ordered(earlier, host_) ||
+              std::ranges::any_of(streams_, [&](const auto& stream) { return ordered(earlier, stream.second); }));
+    };
+    for (auto at = segments.lower_bound(range.begin); at != segments.end() && at->first < end; ++at) {
+      std::erase_if(at->second.last, is_behind_a_stream);
+    }
   }
   if (access.actor == kHost) {
     return;  // everything that is queued from now on comes behind it

@@ -48,8 +48,10 @@ class HappensBefore {
   // What is known to have happened: for each actor up to which of its points.
   using Clock = std::map<Actor, std::uint64_t>;
 
-  // kMade: written, some time before now. Later accesses must come behind it; it is not held against earlier ones, for
-  // autograd allows writing to a tensor whose copy out is under way and refuses the save instead.
+  // kMade: written by the program, some time before now. Later accesses must come behind it; it is not held against
+  // earlier ones, for autograd allows writing to a tensor whose copy out is under way and refuses the save instead. A
+  // program orders its streams in ways that nobody tells of here, so what was made or freed before is forgotten, and so
+  // is a copy that some stream has waited for; a copy that none has waited for is held against what comes later.
   enum class Kind : std::uint8_t { kRead, kMade, kWrite, kFree };
 
   using Handler = void (*)(const std::string& violation);
@@ -75,6 +77,9 @@ class HappensBefore {
   // An access by a stream, or by the host, at its present point.
   void access(Actor actor, Kind kind, Range range);
 
+  // A free by `stream` that came when every stream that had used the memory was done with it, whichever those were.
+  void free_once_idle(Actor stream, Range range);
+
   // These bytes go back to the system: what comes at their addresses is other memory.
   void forget(Range range);
 
@@ -87,7 +92,7 @@ class HappensBefore {
   // The accesses to one segment of a space that a later one may have to be ordered behind.
   struct Segment {
     std::uint64_t end;
-    std::vector<Access> last;  // one write, or free, and what came after it
+    std::vector<Access> last;  // at most one write or free, and what came after it
   };
   using Segments = std::map<std::uint64_t, Segment>;  // by first byte; disjoint
 

@@ -3,8 +3,10 @@
 
 #include "streams/watched_cuda_memory.h"
 
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -41,14 +43,38 @@ Actors& actors() {
   return *actors;
 }
 
+// The call to the allocator that an entry comes from.
+struct Call final : c10::GatheredContext {
+  const std::uint64_t number = next_++;
+
+ private:
+  static inline std::atomic<std::uint64_t> next_{1};
+};
+
+std::shared_ptr<c10::GatheredContext> new_call() { return std::make_shared<Call>(); }
+
+std::uint64_t call_of(const allocator::TraceEntry& entry) {
+  const auto* const call = dynamic_cast<const Call*>(entry.context_.get());
+  return call == nullptr ? 0 : call->number;
+}
+
 // The allocator holds its lock meanwhile: nothing here may call it.
 void watch(const allocator::TraceEntry& entry) {
+  thread_local std::uint64_t requested_by = 0;
   const HappensBefore::Range range{HappensBefore::kDevice, entry.addr_, entry.size_};
   switch (entry.action_) {
-    case Action::FREE_COMPLETED:
-      HappensBefore::instance().access(actors().of(entry.device_, static_cast<cudaStream_t>(entry.stream_)),
-                                       HappensBefore::Kind::kFree, range);
+    case Action::FREE_REQUESTED:
+      requested_by = call_of(entry);
       break;
+    case Action::FREE_COMPLETED: {
+      const HappensBefore::Actor stream = actors().of(entry.device_, static_cast<cudaStream_t>(entry.stream_));
+      if (call_of(entry) == requested_by) {
+        HappensBefore::instance().access(stream, HappensBefore::Kind::kFree, range);
+      } else {
+        HappensBefore::instance().free_once_idle(stream, range);
+      }
+      break;
+    }
     case Action::SEGMENT_FREE:
     case Action::SEGMENT_UNMAP:
       HappensBefore::instance().forget(range);
@@ -68,6 +94,9 @@ void watch_cuda_allocator() {
   static const bool watched = [] {
     allocator::init(c10::cuda::device_count());  // or there is nothing yet that could be watched
     allocator::attachAllocatorTraceTracker(&watch);
+    // For the contexts alone. The history has the last entry.
+    allocator::recordHistory(/*enabled=*/true, &new_call, /*alloc_trace_max_entries=*/1, allocator::RecordContext::ALL,
+                             /*clearHistory=*/false, /*skip_actions=*/{});
     return true;
   }();
   static_cast<void>(watched);

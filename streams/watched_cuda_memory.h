@@ -21,8 +21,9 @@ namespace ebb {
 // From now on, memory that the allocator takes back counts as freed by the stream whose pool it goes to, and memory
 // that it returns to the system is forgotten. Later calls do nothing.
 //
-// With record_stream the allocator takes memory back when its events are done. It does not say so, so the other
-// streams' accesses are taken for unordered; ebb never calls it.
+// Memory that somebody called record_stream for is taken back by a later call than the one that frees it, when those
+// streams are done with it. Which streams they are the allocator does not say: that free comes behind all of them. A
+// copy that none of them waits for is found all the same.
 void watch_cuda_allocator();
 
 // To be called before memory is first told of. If the allocator keeps none (PYTORCH_NO_CUDA_MEMORY_CACHING), nobody

@@ -132,5 +132,53 @@ TEST_CASE("a checked tier reports a wait that its caller has forgotten, and noth
   CHECK(violations().size() == (forgotten ? 1 : 0));
 }
 
+TEST_CASE_METHOD(World, "memory that is freed once its users are idle comes behind every stream, and behind no copy") {
+  order.access(other, Kind::kRead, kTarget);
+  SECTION("a stream") {
+    order.free_once_idle(stream, kTarget);
+    CHECK(violations().empty());
+  }
+  SECTION("a copy that a stream has waited for") {
+    order.join(other, order.copy("copy in", {}, kBlock, kSource));
+    order.free_once_idle(stream, kSource);
+    CHECK(violations().empty());
+  }
+  SECTION("a copy that none has waited for") {
+    static_cast<void>(order.copy("copy in", {}, kBlock, kSource));
+    order.free_once_idle(stream, kSource);
+    CHECK(violations().size() == 1);
+  }
+  SECTION("what comes after it") {
+    order.free_once_idle(stream, kTarget);
+    order.access(other, Kind::kRead, kTarget);
+    CHECK(violations().size() == 1);
+  }
+}
+
+TEST_CASE_METHOD(World, "what a program makes in memory is behind the free that gave the program the memory") {
+  order.access(stream, Kind::kFree, kSource);
+  SECTION("a copy of what was made") {
+    order.access(other, Kind::kMade, kSource);
+    static_cast<void>(order.copy("copy out", {order.point(other)}, kSource, kBlock));
+    CHECK(violations().empty());
+  }
+  SECTION("also behind a copy in that another stream has waited for") {
+    order.join(stream, order.copy("copy in", {order.point(stream)}, kBlock, kSource));
+    order.access(other, Kind::kMade, kSource);
+    static_cast<void>(order.copy("copy out", {order.point(other)}, kSource, {kBlocks, 500, 100}));
+    CHECK(violations().empty());
+  }
+  SECTION("not behind one that no stream has waited for") {
+    static_cast<void>(order.copy("copy in", {order.point(stream)}, kBlock, kSource));
+    order.access(other, Kind::kMade, kSource);
+    static_cast<void>(order.copy("copy out", {order.point(other)}, kSource, {kBlocks, 500, 100}));
+    CHECK(violations().size() == 1);
+  }
+  SECTION("a copy into memory in which nothing was made") {
+    static_cast<void>(order.copy("copy in", {order.point(other)}, kBlock, kSource));
+    CHECK(violations().size() == 1);
+  }
+}
+
 }  // namespace
 }  // namespace ebb
