@@ -15,6 +15,8 @@ StepRecord random_step(std::mt19937_64& random, const RandomStep& step) {
     if (below(2) == 0) {
       storage.recompute = Recompute::kMemoryBound;
       storage.recompute_ms = 0.5 * static_cast<double>(below(10));
+      storage.recompute_bytes = below(2) * below(10);
+      storage.other_bytes = step.other_bytes;
       for (std::uint32_t input = i > kReach ? i - kReach : 0; input < i; ++input) {
         if (below(3) == 0) {
           storage.inputs.push_back(input);

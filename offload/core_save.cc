@@ -67,8 +67,8 @@ void Core::count_evicted(std::uint64_t bytes) {
   counters_.evicted.add(bytes);
   if (!warned_of_eviction_.exchange(true)) {
     log_warning(
-        "the device has no memory left: saved tensors that were to stay are copied out, and backward waits for some of "
-        "them. Options::device_budget plans that ahead.");
+        "the device has no memory left, or the program asked for room: saved tensors that were to stay are copied out, "
+        "and backward waits for some of them. Options::device_budget plans that ahead.");
   }
 }
 
@@ -255,7 +255,7 @@ void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape,
   const std::shared_ptr<StepRecorder> recorder = tape.recorder();
   std::uint32_t index = 0;
   if (recorder != nullptr) {
-    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe));
+    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe), saved.held_by_ebb());
   }
   const auto ordinal = static_cast<std::uint32_t>(candidate.ordinal);
   saved.enter_step(ordinal, recorder, index);

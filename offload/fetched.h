@@ -32,6 +32,7 @@ class Fetched {
 
   [[nodiscard]] c10::Stream stream() const { return stream_; }
   [[nodiscard]] bool is_source() const { return on_device_ != nullptr; }
+  [[nodiscard]] const c10::Storage& storage() const { return storage_; }
 
   // Makes the stream wait for the bytes and returns them. From here on they are no longer fetched "ahead".
   // Throws what the copy failed with, where the host can know.

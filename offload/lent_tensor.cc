@@ -25,23 +25,19 @@ using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
 
 struct Entry {
-  Impl tensor;          // null if it may be taken over, as an operation's own output may from the start
-  WeakTensor handed;    // the same tensor
-  c10::Storage memory;  // its
-  WeakTensor saved;
+  Impl tensor;                        // null if it may be taken over, as an operation's own output may from the start
+  WeakTensor handed;                  // the same tensor
+  c10::Storage memory;                // its
+  WeakTensor saved;                   // null once nobody has that: it keeps the version counter alive
   const torch::autograd::Node* node;  // that it was lent to. Only to compare
   std::thread::id thread;             // on which that ran
+  bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
   [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
 
   // Nobody has what was saved, nor saves of it: without hooks, too, it would be taken over.
-  [[nodiscard]] bool may_be_taken_over() const { return saved.expired() && saved.weak_use_count() == 1; }
-
-  // Nothing else shares its version counter: gradients that meet are then added in place, with hooks or without. Only
-  // asked where it was lent, for elsewhere the tensor may be being changed.
-  [[nodiscard]] bool has_its_memory_for_itself() const {
-    const Impl here = is_of_this_thread() ? handed.lock() : Impl();
-    return here && here->unique_version();
+  [[nodiscard]] bool may_be_taken_over() const {
+    return is_nobodys || (saved.expired() && saved.weak_use_count() == 1);
   }
 
   // Its node has run. What a node lets go of while it runs, it may ask for again.
@@ -88,16 +84,25 @@ class Lent {
   // Before the calling thread's node is lent anything.
   void sweep_behind() noexcept {
     const torch::autograd::Node* const running = current_node();
-    take([running](const Entry& entry) { return entry.is_unused() && entry.is_behind(running); });
+    const bool many = count_ > kMany;
+    take(
+        [running, many](const Entry& entry) {
+          return entry.is_unused() && (entry.is_behind(running) || (many && entry.is_of_this_thread()));
+        },
+        Memory::kStays);
   }
 
   // A node lets go of its saves.
-  void sweep_here() noexcept {
-    take([](const Entry& entry) { return entry.is_unused() && entry.is_of_this_thread(); });
+  Memories sweep_here() noexcept {
+    const torch::autograd::Node* const running = current_node();  // null by the time a node lets go of its own saves
+    return take([running](const Entry& entry) { return entry.is_unused() && entry.is_behind(running); },
+                Memory::kIsReleased);
   }
 
+  [[nodiscard]] bool anything() const { return count_ != 0; }
+
   void sweep_unused() noexcept {
-    take([](const Entry& entry) { return entry.is_unused(); });
+    take([](const Entry& entry) { return entry.is_unused(); }, Memory::kStays);
   }
 
   void begin_pass() { ++passes_; }
@@ -116,42 +121,55 @@ class Lent {
 
  private:
   static constexpr std::size_t kAtOnce = 16;
+  static constexpr std::size_t kMany = 1024;  // a node that asks for its saves without end must not be lent without end
+
+  enum class Memory : bool { kStays, kIsReleased };
 
   // Lets go of some of those that are done. Looks at so many that there is no end to none of them, however many live.
+  // Returns what memory it has released: of the calling thread's tensors that may be taken over, and share their
+  // version counter with nothing. (Elsewhere a tensor may be being changed.)
   template <typename Done>
-  void take(const Done& is_done) noexcept {
+  Memories take(const Done& is_done, Memory of_the_others) noexcept {
+    Memories released;
     if (count_ == 0) {
-      return;
+      return released;
     }
-    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released, as the next
-    c10::SmallVector<Impl, kAtOnce> may_be_taken;
+    // Destroyed after the lock is released, all three.
+    c10::SmallVector<Entry, kAtOnce> done;
+    c10::SmallVector<Impl, kAtOnce> let_go;
+    c10::SmallVector<Impl, kAtOnce> looked_at;
     const std::lock_guard lock(mutex_);
-    constexpr std::size_t kLookedAt = 64;
-    for (std::size_t looked_at = 0; looked_at < kLookedAt && !entries_.empty() && done.size() < kAtOnce; ++looked_at) {
-      if (looked_at == entries_.size()) {
-        break;
-      }
+    constexpr std::size_t kMost = 64;
+    const std::size_t most = std::min(kMost, entries_.size());
+    const auto have_room = [&] { return std::max({done.size(), let_go.size(), looked_at.size()}) < kAtOnce; };
+    for (std::size_t i = 0; i < most && have_room(); ++i) {
       next_ = next_ < entries_.size() ? next_ : 0;
-      if (is_done(entries_[next_])) {
-        done.push_back(std::move(entries_[next_]));
+      Entry& entry = entries_[next_];
+      if (is_done(entry)) {
+        done.push_back(std::move(entry));
         if (next_ + 1 != entries_.size()) {
-          entries_[next_] = std::move(entries_.back());
+          entry = std::move(entries_.back());
         }
         entries_.pop_back();
-      } else {
-        Entry& entry = entries_[next_];
-        if (!entry.may_be_taken_over() || may_be_taken.size() == kAtOnce) {
-          ++next_;
-          continue;
+        continue;
+      }
+      ++next_;
+      if (!entry.may_be_taken_over()) {
+        continue;
+      }
+      if (!std::exchange(entry.is_nobodys, true)) {
+        let_go.push_back(std::exchange(entry.tensor, {}));
+        entry.saved = WeakTensor(Impl());  // its tensor has ended already: this ends no graph
+      }
+      if (of_the_others == Memory::kIsReleased && entry.memory && entry.is_of_this_thread()) {
+        looked_at.push_back(entry.handed.lock());
+        if (looked_at.back() && looked_at.back()->unique_version()) {
+          released.push_back(std::exchange(entry.memory, {}));
         }
-        may_be_taken.push_back(std::exchange(entry.tensor, {}));
-        if (entry.has_its_memory_for_itself()) {
-          entry.memory = {};
-        }
-        ++next_;
       }
     }
     count_ = entries_.size();
+    return released;
   }
 
   static inline std::atomic<Lent*> instance_{nullptr};
@@ -224,7 +242,9 @@ void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
 
 void sweep_lent_behind() noexcept { Lent::all().sweep_behind(); }
 
-void sweep_lent_here() noexcept { Lent::all().sweep_here(); }
+Memories sweep_lent_here() noexcept { return Lent::all().sweep_here(); }
+
+bool anything_is_lent() noexcept { return Lent::all().anything(); }
 
 void sweep_unused_lent() noexcept { Lent::all().sweep_unused(); }
 

@@ -6,6 +6,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/SmallVector.h>
 
 namespace ebb {
 
@@ -45,11 +46,18 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
 void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);
 
-// Let go of what is not used any more: of other nodes than the one that the calling thread runs, before that is lent
-// anything; of all that was lent on the thread, where a node lets go of its saves. They look at some of the tensors
-// only, at others the next time.
+// Lets go of what is not used any more: of other nodes than the one that the calling thread runs, before that is lent
+// anything. Looks at some of the tensors only, at others the next time.
 void sweep_lent_behind() noexcept;
-void sweep_lent_here() noexcept;
+
+// The same of all that was lent on the thread, where a node lets go of its saves. Returns memory that only backward
+// still uses. Without hooks LibTorch would now add gradients in place there; with hooks LibTorch does so once the
+// caller has released the memory from the stash.
+using Memories = c10::SmallVector<c10::Storage, 16>;
+Memories sweep_lent_here() noexcept;
+
+// Whether any thread was lent anything that has not been let go of: if not, there is nothing to sweep.
+[[nodiscard]] bool anything_is_lent() noexcept;
 
 // Lets go of what nobody uses, whichever node may still ask for it again.
 void sweep_unused_lent() noexcept;

@@ -10,9 +10,17 @@
 namespace ebb {
 
 SaveHook::~SaveHook() {
+  std::shared_ptr<Core> core;
+  if (anything_is_lent() && saved_ && saved_->storage() != nullptr) {
+    core = saved_->storage()->core();
+  }
   saved_.reset();
   held_.reset();
-  sweep_lent_here();  // what this save was lent as, of which its node is done by now
+  for (const c10::Storage& memory : sweep_lent_here()) {  // of what this save was lent as: its node is done by now
+    if (core != nullptr && !core->forked()) {
+      core->stash().release(memory);
+    }
+  }
 }
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {

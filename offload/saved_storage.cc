@@ -162,7 +162,10 @@ void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {
 
 bool SavedStorage::source_has_changed() {
   const std::lock_guard lock(mutex_);
-  return state_ == State::kKept && (kept_.nbytes() != bytes_ || kept_.data() != source_data_);
+  if (state_ == State::kKept) {
+    return kept_.nbytes() != bytes_ || kept_.data() != source_data_;
+  }
+  return state_ == State::kBack && back_->is_source() && was_swapped(*back_->storage().unsafeGetStorageImpl());
 }
 
 int SavedStorage::recipe_depth() {

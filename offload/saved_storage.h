@@ -99,6 +99,11 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // Where it is in that record; nullopt if it is not recorded, or by another one.
   [[nodiscard]] std::optional<std::uint32_t> index_in(const StepRecorder& recorder) const;
 
+  [[nodiscard]] const std::shared_ptr<Core>& core() const { return core_; }
+
+  // Lives while ebb refers to the source: kept, or in the stash.
+  [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
+
   // Only to compare: the storage itself may be gone.
   [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
 
@@ -170,6 +175,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
   c10::Storage find(c10::Stream stream);
   [[nodiscard]] std::optional<c10::Storage> live_source() const;
+  [[nodiscard]] bool was_swapped(const c10::StorageImpl& storage) const;
   [[nodiscard]] std::shared_ptr<Fetched> back_on(c10::Stream stream) const;
   [[nodiscard]] std::optional<c10::Storage> handed_out_on(c10::Stream stream) const;
   void remember(const c10::Storage& storage, c10::Stream stream);

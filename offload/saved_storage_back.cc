@@ -176,7 +176,8 @@ std::optional<c10::Storage> SavedStorage::handed_out_on(c10::Stream stream) cons
     return std::nullopt;
   }
   c10::intrusive_ptr<c10::StorageImpl> storage = found->storage.lock();
-  if (!storage || storage->nbytes() != bytes_ || storage->data() != found->data) {
+  if (!storage || storage->nbytes() != bytes_ || storage->data() != found->data ||
+      (Recipe::runs_here() && was_swapped(*storage))) {
     return std::nullopt;
   }
   return c10::Storage(std::move(storage));
@@ -330,10 +331,16 @@ bool SavedStorage::mark_used(Use& use, const c10::Storage& storage, c10::Stream 
   return first;
 }
 
-// The source, if somebody still has it with the bytes that were saved (a resized or swapped storage has others).
+// It is the source, in other memory than when it was saved.
+bool SavedStorage::was_swapped(const c10::StorageImpl& storage) const {
+  return &storage == source_identity_ && storage.data() != source_data_;
+}
+
+// The source, if somebody still has it. Without hooks backward, too, would read what memory it has by now; a recipe
+// takes what was saved.
 std::optional<c10::Storage> SavedStorage::live_source() const {
   c10::intrusive_ptr<c10::StorageImpl> source = source_.lock();
-  if (!source || source->nbytes() != bytes_ || source->data() != source_data_) {
+  if (!source || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
     return std::nullopt;
   }
   return c10::Storage(std::move(source));

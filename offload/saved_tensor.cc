@@ -34,6 +34,12 @@ at::Tensor held(const at::Tensor& tensor, Handing handing, const WeakTensor& sav
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
+WeakTensor base_of(const at::Tensor& saved, Handing handing) {
+  const bool holds_base = handing != Handing::kCopied && saved.is_view();
+  return WeakTensor(holds_base ? saved._base().getIntrusivePtr()
+                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+}
+
 const void* memory_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().data() : nullptr; }
 
 std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
@@ -43,6 +49,7 @@ std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? t
 SavedTensor::SavedTensor(const at::Tensor& saved)
     : version_(saved),
       handing_(handing_of(saved)),
+      base_(base_of(saved, handing_)),
       tensor_(held(saved, handing_, version_.weak())),
       data_(memory_of(saved)),
       bytes_(bytes_of(saved)) {}
@@ -50,6 +57,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved)
 SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
     : version_(saved),
       handing_(handing_of(saved)),
+      base_(base_of(saved, handing_)),
       tensor_(with_storage(saved, storage->no_bytes())),
       data_(nullptr),
       bytes_(0),
@@ -58,6 +66,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> 
 SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
     : version_(other.version_),
       handing_(other.handing_),
+      base_(other.base_),
       tensor_(std::move(tensor)),
       data_(other.data_),
       bytes_(other.bytes_) {}

@@ -60,6 +60,7 @@ class SavedTensor {
 
   const VersionCheck version_;
   const Handing handing_;
+  const WeakTensor base_;  // of a view, which a SavedVariable would hold: Note [Lent tensors]
   const at::Tensor tensor_;
   const void* const data_;   // of the tensor's memory at its save, if it is held as it is
   const std::size_t bytes_;  // as data_

@@ -1,5 +1,6 @@
 #include "offload/scope.h"
 
+#include <tuple>
 #include <utility>
 
 #include "offload/core.h"
@@ -42,21 +43,46 @@ void Scope::leave() {
     tape = std::exchange(tape_, nullptr);
   }
   drop_ended();
+  take_from_below_the_top();
+}
+
+// Has the scope on top lie on what is below this one, if it lies on this one.
+void Scope::take_from_below_the_top() {
+  Scope* const top = innermost();
+  if (top == nullptr || top == this) {
+    return;
+  }
+  const auto [below, around, with_it] = [this] {
+    const auto locked = lock();
+    return std::tuple(below_, around_, with_it_);
+  }();
+  const std::shared_ptr<Scope> kept = top->shared_from_this();
+  Stack former;  // destroyed after the lock is released
+  const auto locked = kept->lock();
+  if (kept->ended_ || kept->around_ != this || c10::ThreadLocalDebugInfo::current().get() != kept->with_it_ ||
+      kept->below_.get() != with_it) {
+    return;
+  }
+  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(Stack(below));
+  c10::ThreadLocalDebugInfo::_push(kKind, kept);
+  former = std::exchange(kept->below_, below);
+  kept->around_ = around;
+  kept->with_it_ = c10::ThreadLocalDebugInfo::current().get();
 }
 
 // Not more than what is on top: below other people's information a scope stays, and is passed over.
 void Scope::drop_ended() {
-  for (Scope* top = innermost(); top != nullptr && top->has_ended(); top = innermost()) {
-    if (c10::ThreadLocalDebugInfo::current().get() != top->with_it_) {
-      return;
+  for (Scope* top = innermost(); top != nullptr; top = innermost()) {
+    Stack below;
+    {
+      const auto locked = top->lock();
+      if (!top->ended_ || c10::ThreadLocalDebugInfo::current().get() != top->with_it_) {
+        return;
+      }
+      below = top->below_;
     }
-    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(Stack(top->below_));
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(below));
   }
-}
-
-bool Scope::has_ended() {
-  const auto locked = lock();
-  return ended_;
 }
 
 // Not in a forked child, which has one thread: another one may have held the mutex when it was forked off.
@@ -65,11 +91,12 @@ std::unique_lock<std::mutex> Scope::lock() {
 }
 
 Scope::Target Scope::current() {
-  for (Scope* scope = innermost(); scope != nullptr; scope = scope->around_) {
+  for (Scope* scope = innermost(); scope != nullptr;) {
     const auto locked = scope->lock();
     if (!scope->ended_) {
       return {scope->core_, scope};
     }
+    scope = scope->around_;
   }
   return {};
 }

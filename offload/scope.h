@@ -22,10 +22,12 @@ class Tape;
 // Note [Scopes that have ended]
 // Whoever captures an at::ThreadLocalState (a backward pass, a hook, a task of the user's) captures the stack with it,
 // and may put it in force again when guards on it are gone. So a guard does not only take its scope off the stack: the
-// scope itself ends. One that has ended lets go of its offloader, and is passed over for the next one around it.
+// scope itself ends. One that has ended lets go of its offloader, and is passed over for the next one around it. Where
+// each guard is made before the last one ends, a scope ends right below the top of the stack, and is taken from there,
+// or the stack would grow for ever.
 //
 // Threads: every member may be called from any thread.
-class Scope final : public c10::DebugInfoBase {
+class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_this<Scope> {
  public:
   static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEB);
 
@@ -56,16 +58,16 @@ class Scope final : public c10::DebugInfoBase {
   explicit Scope(std::shared_ptr<Core> core);
   static Scope* innermost();
   static void drop_ended();
-  [[nodiscard]] bool has_ended();
+  void take_from_below_the_top();
   [[nodiscard]] std::unique_lock<std::mutex> lock();
-
-  const Stack below_;                                   // the thread's stack without this scope
-  Scope* const around_;                                 // the innermost one in there
-  const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
 
   const ProcessMark process_;
   std::mutex mutex_;
-  bool ended_ = false;          // LOCK: mutex_, as all below
+  Stack below_;                                         // the thread's stack without this scope. LOCK: mutex_, as all
+                                                        // below
+  Scope* around_;                                       // the innermost one in there
+  const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
+  bool ended_ = false;
   std::shared_ptr<Core> core_;  // until the end
   std::shared_ptr<Tape> tape_;
 };

@@ -53,11 +53,30 @@ void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
       oldest = std::move(entries_.front());
       entries_.pop_front();
     }
-    // Only then is the source let go: work that reuses its memory comes later on the same stream (R1 in
-    // docs/design.md). The host may wait here (disk), so the lock is not held. A failed copy reads no more either;
-    // whoever asks for its bytes hears of the error.
-    tier_.wait_or_block(WaitPoint::kStashBound, oldest->stream, oldest->left);
+    let_go(*std::move(oldest));
   }
 }
+
+void Stash::release(const c10::Storage& source) noexcept {
+  while (true) {
+    std::optional<Entry> found;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at = std::ranges::find(entries_, source.unsafeGetStorageImpl(),
+                                        [](const Entry& entry) { return entry.source.unsafeGetStorageImpl(); });
+      if (at == entries_.end()) {
+        return;
+      }
+      found = std::move(*at);
+      entries_.erase(at);
+    }
+    let_go(*std::move(found));
+  }
+}
+
+// Only after the wait is the source let go: work that reuses its memory comes later on the same stream (R1 in
+// docs/design.md). The host may wait here (disk), so the lock is not held. A failed copy reads no more either; whoever
+// asks for its bytes hears of the error.
+void Stash::let_go(Entry entry) noexcept { tier_.wait_or_block(WaitPoint::kStashBound, entry.stream, entry.left); }
 
 }  // namespace ebb

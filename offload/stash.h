@@ -38,6 +38,9 @@ class Stash {
   // limit.
   void shrink_to(std::uint64_t limit_bytes) noexcept;
 
+  // The same for this source, in each version that it was saved in.
+  void release(const c10::Storage& source) noexcept;
+
   // Makes the owning streams wait for all copies and lets go of everything.
   void drain() noexcept;
 
@@ -52,6 +55,8 @@ class Stash {
     Ticket left;
     c10::Stream stream;
   };
+
+  void let_go(Entry entry) noexcept;
 
   Tier& tier_;
   Gauge gauge_;

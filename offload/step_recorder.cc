@@ -1,6 +1,7 @@
 #include "offload/step_recorder.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "offload/gauge.h"
@@ -20,7 +21,8 @@ StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAcc
       step_(step),
       evictions_before_(account_->evictions) {}
 
-std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs) {
+std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
+                                  std::weak_ptr<const void> held) {
   std::uint32_t index = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -29,7 +31,7 @@ std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompu
     }
     index = static_cast<std::uint32_t>(storages_.size());
     StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
-    storages_.push_back({storage.getWeakStorageImpl(), std::move(record)});
+    storages_.push_back({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
     in_use_.push_back(index);
   }
   mark(What::kSaved, index, storage.nbytes());
@@ -46,7 +48,9 @@ std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
     index = static_cast<std::uint32_t>(storages_.size());
     StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
     storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
-                         std::move(record), /*idle=*/true});
+                         {},
+                         std::move(record),
+                         /*idle=*/true});
   }
   mark(What::kSaved, index);
   return index;
@@ -63,7 +67,6 @@ void StepRecorder::kept(std::uint32_t index) noexcept {
   const std::lock_guard lock(mutex_);
   if (!over_) {
     storages_[index].idle = true;
-    std::erase(in_use_, index);
   }
 }
 
@@ -76,7 +79,9 @@ void StepRecorder::needed(std::uint32_t index) noexcept {
   }
   mark(What::kNeeded, index);
   const std::lock_guard lock(mutex_);
-  std::erase(in_use_, index);  // if it still is, it stays that way: keeping it costs nothing
+  if (!over_) {
+    storages_[index].settled = true;  // if it is still in use, it stays that way: keeping it costs nothing
+  }
 }
 
 void StepRecorder::released(std::uint32_t index) noexcept {
@@ -115,19 +120,31 @@ std::optional<StepRecord> StepRecorder::finish() {
     }
     if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
       in_backward_ = false;
+      if (!marks_.empty() && marks_.back().what == What::kBackward) {  // there may be thousands of them
+        peak_before_ = std::max(peak_before_, marks_.back().peak_bytes);
+        marks_.pop_back();
+      }
       return std::nullopt;
     }
   }
   mark(What::kEnd, 0);
+  Ticket end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {  // given up meanwhile
+      return std::nullopt;
+    }
+    over_ = true;
+    if (!usable_ || !in_backward_ || disturbed()) {
+      return std::nullopt;
+    }
+    end = marks_.back().time;
+  }
+  end->synchronize();  // without the lock: a save that ends on another thread takes it
   const std::lock_guard lock(mutex_);
-  if (over_) {  // given up meanwhile
+  if (marks_.empty()) {  // given up meanwhile
     return std::nullopt;
   }
-  over_ = true;
-  if (!usable_ || !in_backward_ || disturbed()) {
-    return std::nullopt;
-  }
-  marks_.back().time->synchronize();
   StepRecord result = record();
   cost_.ms = tier_->ms_between(marks_.front().time, marks_.back().time);
   marks_.clear();
@@ -182,7 +199,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   const std::uint64_t storages = account_->storages_bytes();
   const std::uint64_t held = less(storages, own_bytes);
   const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
-                  less(use.peak_bytes, std::min(held, held_bytes_))};
+                  std::max(std::exchange(peak_before_, 0), less(use.peak_bytes, std::min(held, held_bytes_)))};
   held_bytes_ = held;
   if (!meter_) {
     cost_.peak_bytes = std::max(cost_.peak_bytes, storages);
@@ -190,14 +207,28 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
   }
   marks_.push_back(mark);
-  std::erase_if(in_use_, [&](std::uint32_t i) {
+  const auto look_at = [&](std::uint32_t i) {
     Storage& storage = storages_[i];
-    storage.idle = storage.source.expired();
-    if (storage.idle) {
+    const std::size_t by_ebb = storage.held.expired() ? 0 : 1;
+    if (!storage.idle && !storage.settled && storage.source.use_count() <= by_ebb) {
+      storage.idle = true;
       marks_.push_back({What::kIdle, i, mark.time, mark.other_bytes, mark.other_bytes});
     }
-    return storage.idle;
+  };
+  if (what == What::kNeeded) {
+    look_at(index);
+  }
+  // Some at each mark: a program that holds on to what it saves must not be asked for all of it every time.
+  constexpr std::size_t kMost = 64;
+  const std::size_t first = next_in_use_ < in_use_.size() ? next_in_use_ : 0;
+  const auto begin = in_use_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto end = begin + static_cast<std::ptrdiff_t>(std::min(kMost, in_use_.size() - first));
+  const auto still_in_use = std::remove_if(begin, end, [&](std::uint32_t i) {
+    look_at(i);
+    return storages_[i].idle || storages_[i].settled;
   });
+  next_in_use_ = end == in_use_.end() ? 0 : static_cast<std::size_t>(still_in_use - in_use_.begin());
+  in_use_.erase(still_in_use, end);
 }
 
 // Turns points in time into a clock that stands still in detours.
@@ -253,6 +284,7 @@ StepRecord StepRecorder::record() const {
   Clock clock(*this);
   double ms = 0;
   double ms_before = 0;  // of the mark before
+  std::uint64_t other_before = 0;
   for (const Mark& mark : marks_) {
     const bool after_detour = clock.in_detour();
     const double now = clock.at(mark);
@@ -274,6 +306,7 @@ StepRecord StepRecorder::record() const {
         break;
       case What::kNeeded:
         result.storages[mark.index].needed_ms = ms;
+        result.storages[mark.index].other_bytes = mark.other_bytes;
         break;
       case What::kReleased:
         result.storages[mark.index].released_ms = ms;
@@ -288,10 +321,13 @@ StepRecord StepRecorder::record() const {
         break;
       case What::kDetourEnd:
         if (mark.index != kNoRecipe) {
-          result.storages[mark.index].recompute_ms = clock.own_ms();
+          StorageRecord& storage = result.storages[mark.index];
+          storage.recompute_ms = clock.own_ms();
+          storage.recompute_bytes = storage.movable ? less(mark.peak_bytes, other_before + storage.bytes) : 0;
         }
         break;
     }
+    other_before = mark.other_bytes;
   }
   for (std::size_t i = 0; i < storages_.size(); ++i) {
     StorageRecord& storage = result.storages[i];

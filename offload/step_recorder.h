@@ -27,9 +27,10 @@ namespace ebb {
 //
 // Note [Memory that is not ebb's]
 // The other memory is what is in use less what ebb holds, which changes in detours only. So between two other marks its
-// peak is the device's less a constant. What happens inside of detours is not part of it: temporaries of recipes. When
-// a storage is let go of shows at the next mark only, and the peak between may have been before or after: so it is
-// taken to be let go of at the mark before, and counts twice until the next one.
+// peak is the device's less a constant. What happens inside of detours is not part of it; what a recipe takes there for
+// itself is StorageRecord::recompute_bytes. When a storage is let go of shows at the next mark only, and the peak
+// between may have been before or after: so it is taken to be let go of at the mark before, and counts twice until the
+// next one.
 //
 // Note [Steps that never end]
 // While one save lives, thousands of forward passes may come and go without a backward, all in the step that the save
@@ -50,8 +51,11 @@ class StepRecorder {
   // The number that the policy knows it by.
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
-  // A storage is about to be saved; returns its index. `recompute` and `inputs` as in StorageRecord.
-  std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs);
+  // A storage is about to be saved; returns its index. `recompute` and `inputs` as in StorageRecord. `held`: lives
+  // while ebb refers to the storage, once, as where its copy out is under way: then the forward pass has let go of a
+  // storage to which nothing else refers.
+  std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
+                      std::weak_ptr<const void> held = {});
 
   // A checkpointed region begins; returns its index. It is run again in a Detour of its own, at whose end `saves` is
   // what it has saved then. What it took at most besides, at any time, is other memory where it is needed.
@@ -110,9 +114,11 @@ class StepRecorder {
 
   struct Storage {
     c10::weak_intrusive_ptr<c10::StorageImpl> source;
+    std::weak_ptr<const void> held;
     StorageRecord record;
     bool idle = false;
     bool needed = false;
+    bool settled = false;  // whether it is idle, as it is where backward needs it
     bool released = false;
   };
 
@@ -134,10 +140,12 @@ class StepRecorder {
 
   mutable std::mutex mutex_;
   std::vector<Storage> storages_;      // LOCK: mutex_, as all below
-  std::vector<std::uint32_t> in_use_;  // by the forward pass
+  std::vector<std::uint32_t> in_use_;  // by the forward pass; with some that are not any more
+  std::size_t next_in_use_ = 0;        // to look at
   std::vector<Mark> marks_;
   std::optional<c10::Stream> stream_;
-  std::uint64_t held_bytes_ = 0;  // at the last mark
+  std::uint64_t held_bytes_ = 0;   // at the last mark
+  std::uint64_t peak_before_ = 0;  // of other memory, since the last of marks_ and before the last mark
   StepCost cost_;
   std::size_t released_early_ = 0;  // storages, before backward
   bool in_backward_ = false;

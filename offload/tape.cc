@@ -36,6 +36,7 @@ void Tape::ended(std::optional<Gone> gone) {
     saved_bytes_ = 0;
     largest_bytes_ = 0;
     entries_.clear();
+    signature_.reset();
     gone_ = 0;
     last_save_ = {};
     recorder_ = nullptr;
@@ -66,6 +67,7 @@ void Tape::ended(std::optional<Gone> gone) {
     return;
   }
   entry.gone = true;
+  signature_.reset();
   ++gone_;
   saved_bytes_ -= entry.bytes;
   constexpr std::size_t kMany = 64;
@@ -96,6 +98,9 @@ std::optional<std::uint32_t> Tape::index_locked(Id id) const {
 }
 
 std::uint64_t Tape::signature_locked() const {
+  if (signature_) {
+    return *signature_;
+  }
   constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
   std::uint64_t signature = 0;
   for (const Entry& entry : entries_) {
@@ -103,6 +108,7 @@ std::uint64_t Tape::signature_locked() const {
       signature = (signature ^ entry.bytes) * kFnvPrime;
     }
   }
+  signature_ = signature;
   return signature;
 }
 
@@ -140,6 +146,7 @@ Tape::Id Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, 
     saved_bytes_ = std::max(saved_bytes_, saved_in_backward_bytes_);
   } else {
     saved_bytes_ += bytes;
+    signature_.reset();
     entries_.push_back({id, std::move(storage), bytes, when == Went::kAtItsSave ? ordinal : kNotPlanned});
   }
   if (when == Went::kAtItsSave) {

@@ -157,8 +157,9 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::uint64_t largest_bytes_ = 0;
   std::uint64_t saved_in_backward_bytes_ = 0;  // that live
   Id next_id_ = 0;
-  std::vector<Entry> entries_;  // by id. Fixed by the first use
-  std::size_t gone_ = 0;        // of the entries
+  std::vector<Entry> entries_;                      // by id. Fixed by the first use
+  mutable std::optional<std::uint64_t> signature_;  // of entries_, once it was asked for
+  std::size_t gone_ = 0;                            // of the entries
   LastSave last_save_;
   std::shared_ptr<StepRecorder> recorder_;
   std::shared_ptr<const Plan> plan_;

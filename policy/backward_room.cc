@@ -2,6 +2,7 @@
 #include <limits>
 #include <utility>
 
+#include "policy/made_again.h"
 #include "policy/room.h"
 
 namespace ebb {
@@ -19,6 +20,7 @@ class BackwardWalk {
         device_bytes_(device_bytes),
         need_part_(decisions.size()),
         release_part_(decisions.size()),
+        made_again_(record, decisions),
         listed_(decisions.size()) {}
 
   BackwardRoom run(const std::vector<StepEvent>& events) {
@@ -57,16 +59,18 @@ class BackwardWalk {
         if (room_.held_bytes.empty()) {  // before backward has begun
           begin_part();
         }
-        if (decisions_[event.index] == Decision::kRecompute) {
-          recomputed_ += record_.storages[event.index].bytes;
-        }
         room_.needed.push_back(event.index);
         begin_part();
+        made_again_.add(event.index, [&](const StorageRecord& made) {
+          recomputed_ += made.bytes;
+          lower_for(record_.storages[event.index].other_bytes + made.recompute_bytes);
+        });
+        lower();
         need_part_[event.index] = part();
         return;
       case StepEvent::What::kRelease:
         release_part_[event.index] = part();
-        if (decisions_[event.index] == Decision::kRecompute) {
+        if (made_again_.contains(event.index)) {
           recomputed_ -= record_.storages[event.index].bytes;
         }
         return;
@@ -84,9 +88,11 @@ class BackwardWalk {
     lower();
   }
 
-  void lower() {
+  void lower() { lower_for(other_); }
+
+  void lower_for(std::uint64_t other) {
     if (device_bytes_ != kNoBound && !room_.held_bytes.empty()) {
-      const std::uint64_t taken = other_ + recomputed_;
+      const std::uint64_t taken = other + recomputed_;
       room_.held_bytes.back() = std::min(room_.held_bytes.back(), device_bytes_ - std::min(device_bytes_, taken));
     }
   }
@@ -115,6 +121,7 @@ class BackwardWalk {
   bool level_is_of_forward_ = false;         // in the first part, unless a level begins where that does
   std::vector<std::uint32_t> need_part_;     // by storage: the part that begins with its need
   std::vector<std::uint32_t> release_part_;  // and in which it is released
+  MadeAgain made_again_;                     // by recipes
   std::vector<bool> listed_;
   BackwardRoom room_;
 };

@@ -94,7 +94,7 @@ class Predictor::Run {
         break;
       case Event::What::kNeed:
         ++part_;
-        need(event.index);
+        need(event.index, record_.storages[event.index].other_bytes);
         break;
       case Event::What::kRelease:
         release(event.index);
@@ -130,8 +130,8 @@ class Predictor::Run {
     }
   }
 
-  // Everything that backward does with a storage happens with its bytes on the device.
-  void need(Index i) {
+  // Everything that backward does with a storage happens with its bytes on the device. `other_bytes`: beside it now.
+  void need(Index i, std::uint64_t other_bytes) {
     State& state = state_[i];
     switch (state.where) {
       case Where::kOnDevice:
@@ -147,19 +147,20 @@ class Predictor::Run {
         state.where = Where::kOnDevice;
         return;
       case Where::kNowhere:
-        recompute(i);
+        recompute(i, other_bytes);
         return;
       case Where::kReleased:
         return;
     }
   }
 
-  void recompute(Index i) {
+  void recompute(Index i, std::uint64_t other_bytes) {
     const StorageRecord& storage = record_.storages[i];
     for (const Index input : storage.inputs) {
-      need(input);
+      need(input, other_bytes);
     }
     hold(i);
+    result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + storage.recompute_bytes);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
     state_[i].where = Where::kOnDevice;

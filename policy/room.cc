@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "policy/made_again.h"
+
 namespace ebb {
 namespace {
 
@@ -14,7 +16,7 @@ std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? 
 class StashWalk {
  public:
   StashWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)
-      : record_(record), decisions_(decisions), device_bytes_(device_bytes) {}
+      : record_(record), decisions_(decisions), device_bytes_(device_bytes), made_again_(record, decisions) {}
 
   StashRoom run(const std::vector<StepEvent>& events) {
     StashRoom room{std::vector<std::uint64_t>(decisions_.size(), kNoBound), kNoBound};
@@ -48,7 +50,7 @@ class StashWalk {
           break;
       }
       if (bound != nullptr && !(in_backward_ && bound != &room.in_backward)) {
-        *bound = std::min(*bound, less(device_bytes_ + in_use_, other_ + kept_));
+        *bound = std::min(*bound, less(device_bytes_ + in_use_, other_with_recipes(event) + kept_));
       }
     }
     return room;
@@ -71,9 +73,16 @@ class StashWalk {
   }
 
   void need(std::uint32_t i) {
-    if (decisions_[i] == Decision::kRecompute) {
-      kept_ += record_.storages[i].bytes;
-    }
+    recipes_bytes_ = 0;
+    made_again_.add(i, [&](const StorageRecord& made) {
+      kept_ += made.bytes;
+      recipes_bytes_ = std::max(recipes_bytes_, record_.storages[i].other_bytes + made.recompute_bytes);
+    });
+  }
+
+  // With what the recipes take that run for this need. (An inner one's is counted beside all that they make.)
+  [[nodiscard]] std::uint64_t other_with_recipes(const StepEvent& event) const {
+    return event.what == StepEvent::What::kNeed ? std::max(other_, recipes_bytes_) : other_;
   }
 
   void release(std::uint32_t i) {
@@ -86,7 +95,9 @@ class StashWalk {
   const std::vector<Decision>& decisions_;
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
-  std::uint64_t kept_ = 0;  // and recomputed
+  std::uint64_t kept_ = 0;           // and recomputed
+  std::uint64_t recipes_bytes_ = 0;  // of other memory and what recipes take for themselves, at the last need
+  MadeAgain made_again_;
   bool in_backward_ = false;
   std::uint64_t in_use_ = 0;  // of what is offloaded, by the forward pass
 };

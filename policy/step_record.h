@@ -16,10 +16,12 @@ struct StorageRecord {
                            // the other memory. If that is before saved_ms, then saved_ms is meant
   double needed_ms = 0;    // backward first asks for it
   double released_ms = 0;  // its last save ends; at least needed_ms
+  std::uint64_t other_bytes = 0;  // the other memory when it is needed, before backward goes on
 
   bool movable = true;  // false: a checkpointed region, `bytes` of which its function saves; kept, from when it begins
   Recompute recompute = Recompute::kNo;
   double recompute_ms = 0;              // of its operation alone, its inputs at hand
+  std::uint64_t recompute_bytes = 0;    // what that operation takes meanwhile, besides its inputs and its result
   std::vector<std::uint32_t> inputs{};  // what its recipe takes, as indices into StepRecord::storages, each below its
                                         // own; without what stays on the device anyway
 };

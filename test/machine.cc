@@ -9,6 +9,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
+#include <spdlog/spdlog.h>
 
 #include "streams/simulated_device_allocator.h"
 
@@ -33,7 +34,8 @@ std::optional<int> parse(CLI::App& app, int argc, char** argv) {
 }
 
 c10::Device prepare_device(const std::string& name) {
-  at::set_num_threads(1);  // tensors are small, and the programs have threads of their own
+  at::set_num_threads(1);                 // tensors are small, and the programs have threads of their own
+  spdlog::set_level(spdlog::level::off);  // each of thousands of offloaders says at its end what it has bought
   if (name == "cpu") {
     // Never destroyed: tensors of static lifetime may outlive it.
     c10::SetCPUAllocator(new SimulatedDeviceAllocator, /*priority=*/255);

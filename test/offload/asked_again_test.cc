@@ -143,5 +143,33 @@ TEST_CASE_METHOD(NoLeak, "a save that a backward has let go of is still there wh
   CHECK(rig.stats().fetched.tensors == 3);
 }
 
+// Asks, lets go, makes and drops a graph of its own, and asks again.
+struct AsksAroundAGraph : Function<AsksAroundAGraph> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x * 2;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    for (int i = 0; i < 10; ++i) {
+      static_cast<void>(context->get_saved_variables());
+      const at::AutoGradMode recorded(true);
+      const at::Tensor other = at::ones({8}).requires_grad_();
+      static_cast<void>(other.sin());
+    }
+    return {gradients[0] * 2};
+  }
+};
+
+TEST_CASE_METHOD(NoLeak, "nor is it made again where the node drops a graph in between") {
+  Rig rig(late_without_stash());
+  Inputs in;
+  const OffloadGuard guard(rig.offloader());
+  const at::Tensor loss = AsksAroundAGraph::apply(in.activation({64})).sum();
+  rig.offloader().drain();
+  rig.offloader().reset_stats();
+  loss.backward();
+  CHECK(rig.stats().fetched.tensors <= 2);  // the node's, and what the activation's own node has saved
+}
+
 }  // namespace
 }  // namespace ebb

@@ -160,5 +160,34 @@ TEST_CASE("a backward on a side stream that records it has plain autograd's grad
   }
 }
 
+// What the side stream has saved goes back to the compute stream's pool, which is right, for it was recorded: the check
+// of the order of all accesses must say so, too.
+TEST_CASE("memory that a side stream saved, and that is recorded there, is let go of by its own stream", "[gpu]") {
+  Offloader offloader(moving());
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor leaf = input();
+    at::Tensor x = leaf * 1.5;
+    const auto side = test::other_stream();
+    at::cuda::CUDAEvent ready;
+    ready.record(c10::cuda::getCurrentCUDAStream());
+    ready.block(side);
+    at::cuda::CUDAEvent done;
+    at::Tensor y;
+    {
+      const c10::cuda::CUDAStreamGuard on_side(side);
+      const OffloadGuard guard(offloader);
+      test::spin();
+      y = x.sin();
+      x.record_stream(side);
+      y.record_stream(c10::cuda::getDefaultCUDAStream());
+      done.record(side);
+    }
+    x.reset();
+    done.block(c10::cuda::getCurrentCUDAStream());
+    y.sum().backward();
+    CHECK(leaf.grad().equal((leaf.detach() * 1.5).cos() * 1.5));
+  }
+}
+
 }  // namespace
 }  // namespace ebb

@@ -60,6 +60,18 @@ struct ReturnsOutput : Function<ReturnsOutput> {
   }
 };
 
+// Returns what it saved as the gradient of both of its inputs.
+struct ReturnsToBoth : Function<ReturnsToBoth> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& saved) {
+    context->save_for_backward({saved});
+    return x + saved;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
+    const at::Tensor saved = context->get_saved_variables()[0];
+    return {saved, saved};
+  }
+};
+
 void write(const Tensors& leaves) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& leaf : leaves) {
@@ -144,6 +156,26 @@ TEST_CASE_METHOD(NoLeak, "nor is it memory that another save still has, though t
     const Tensors once{x.grad().clone(), y.grad().clone()};
     loss.backward();
     return Tensors{once[0], once[1], x.grad(), y.grad()};
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "nor is it memory of which another save has a view") {
+  expect_parity_of_each_kind([](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    const at::Tensor y = in.leaf({4, 8});
+    at::Tensor returned;
+    at::Tensor viewed;
+    {
+      const auto guard = run.guard();
+      const at::Tensor saved = in.activation({8});
+      returned = ReturnsSaved::apply(x, saved).sum();
+      viewed = (y * saved.expand({4, 8})).sum();
+    }
+    returned.backward();
+    write({x});
+    viewed.backward();
+    return in.gradients();
   });
 }
 
@@ -255,6 +287,31 @@ TEST_CASE_METHOD(NoLeak, "nor is it while other threads end their backward passe
     }
   });
   CHECK(wrong == 0);
+}
+
+// The sum of two gradients requires a gradient if it was added in place to a saved tensor, and not if it is new memory.
+TEST_CASE_METHOD(NoLeak,
+                 "a gradient is added to a saved tensor in place where plain autograd does that, and only there") {
+  const bool retained = GENERATE(false, true);
+  const auto sum = [=](Offloader* offloader) {
+    const at::Tensor x = at::ones({8}).requires_grad_();
+    at::Tensor loss;
+    {
+      const Run run(offloader);
+      const auto guard = run.guard();
+      loss = ReturnsToBoth::apply(x, x.sin() * x).sum();
+    }
+    return torch::autograd::grad({loss}, {x}, {}, retained)[0];
+  };
+  const at::Tensor expected = sum(nullptr);
+  CHECK(expected.requires_grad() != retained);
+  for (const Setting& setting : kinds()) {
+    CAPTURE(setting.name, retained);
+    Rig rig(setting);
+    const at::Tensor found = sum(&rig.offloader());
+    CHECK(found.requires_grad() == expected.requires_grad());
+    CHECK(found.equal(expected));
+  }
 }
 
 }  // namespace

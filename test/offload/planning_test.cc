@@ -230,6 +230,7 @@ TEST_CASE_METHOD(NoLeak, "a convolutional network with dropout has plain autogra
     device.start_peak();
     check_same({expected, ""}, {convolutions(&rig.offloader()), ""});
     if (plan) {
+      INFO(rig.offloader().explain());
       CHECK(device.peak() <= std::max(plan->budget_bytes, plan->predicted.peak_bytes));
     }
   }

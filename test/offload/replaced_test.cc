@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/native/Resize.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -115,6 +116,80 @@ TEST_CASE_METHOD(NoLeak, "a recipe whose input was resized is one clear error, a
   const at::Tensor other = same.leaf({16, 16});
   (same.activation({16, 16}) * other).sin().sum().backward();
   CHECK(in.gradients()[0].equal(same.gradients()[0]));
+}
+
+// A storage that gave its memory back and has other memory and other values by the time of backward, in which no
+// version counter moved.
+TEST_CASE_METHOD(NoLeak, "a saved storage that got new memory is read there, as plain autograd reads it") {
+  for (const Setting& setting : all_settings()) {
+    expect_parity(
+        [](const Run& run) {
+          Inputs in;
+          at::Tensor saved;
+          at::Tensor loss;
+          {
+            const auto guard = run.guard();
+            saved = in.activation({16, 16});
+            loss = (saved * saved).sum();
+          }
+          if (run.offloader() != nullptr) {
+            run.offloader()->drain();  // no copy may read the memory that is given back
+          }
+          c10::StorageImpl* const storage = saved.storage().unsafeGetStorageImpl();
+          const std::size_t bytes = storage->nbytes();
+          const void* const before = storage->data();
+          at::native::resize_bytes_cpu(storage, 0);
+          const at::Tensor taken = at::empty({16, 16});  // likely where it was
+          at::native::resize_bytes_cpu(storage, bytes);
+          CHECK(storage->data() != before);
+          saved.variable_data().fill_(3);
+          loss.backward();
+          return in.gradients();
+        },
+        setting);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "what was computed from a storage that got new memory is what it was, or one error") {
+  const bool asked_before = GENERATE(false, true);
+  for (const Setting& setting : with_recipes()) {
+    CAPTURE(setting.name, asked_before);
+    const auto gradient = [&](Offloader* offloader) {
+      Inputs in;
+      const Run run(offloader);
+      const at::Tensor weight = in.leaf({16, 16});
+      at::Tensor x;
+      at::Tensor loss;
+      at::Tensor other_loss;
+      {
+        const auto guard = run.guard();
+        x = in.activation({16, 16}).matmul(in.leaf({16, 16}));
+        loss = (at::silu(x) * weight).sum();  // saves x, and what is computed from it
+        other_loss = (x * weight).sum();
+      }
+      if (offloader != nullptr) {
+        offloader->drain();
+      }
+      c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
+      const std::size_t bytes = storage->nbytes();
+      at::native::resize_bytes_cpu(storage, 0);
+      const at::Tensor taken = at::empty({16, 16});
+      at::native::resize_bytes_cpu(storage, bytes);
+      x.variable_data().fill_(3);
+      if (asked_before) {
+        static_cast<void>(torch::autograd::grad({other_loss}, {weight}));
+      }
+      return torch::autograd::grad({loss}, {weight})[0];
+    };
+    const at::Tensor expected = gradient(nullptr);
+    Rig rig(setting);
+    try {
+      CHECK(gradient(&rig.offloader()).equal(expected));
+    } catch (const c10::Error& error) {
+      CHECK_THAT(error.what_without_backtrace(), Catch::Contains("resized or replaced"));
+      forget_failed_backward();
+    }
+  }
 }
 
 }  // namespace

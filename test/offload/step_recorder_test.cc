@@ -96,5 +96,33 @@ TEST_CASE_METHOD(NoLeak, "a region is recorded with what its second run saves, a
   CHECK(most == 125);  // 25 for a while, beside the 40 that stay
 }
 
+TEST_CASE_METHOD(NoLeak, "what a recipe takes for itself is recorded, with what is in use when its result is needed") {
+  World world;
+  at::Tensor saved = at::empty({40}, at::kByte);
+  world.device_has(140);
+  {
+    const auto held = world.account->held.hold(40);
+    static_cast<void>(world.recorder.saved(saved.storage(), Recompute::kMemoryBound, {}));
+  }
+  saved.reset();
+  world.device_has(100);
+  world.recorder.backward_begins();
+  world.recorder.needed(0);
+  std::optional<DeviceAccount::Held> held;
+  {
+    const StepRecorder::Detour recipe(&world.recorder, 0);
+    held.emplace(world.account, 40);
+    world.use = {140, 165};
+  }
+  world.use = {140, 200};  // by backward, behind it
+  held.reset();
+  world.recorder.released(0);
+  const std::optional<StepRecord> record = world.recorder.finish();
+  REQUIRE(record);
+  CHECK(record->storages[0].bytes == 40);
+  CHECK(record->storages[0].recompute_bytes == 25);
+  CHECK(record->storages[0].other_bytes == 100);
+}
+
 }  // namespace
 }  // namespace ebb

@@ -117,6 +117,31 @@ TEST_CASE("a recipe takes its time when its result is needed, and no memory befo
   CHECK(predicted(record, {kKeep, kRecompute}).peak_bytes == 20);  // 15 until 45
 }
 
+TEST_CASE("what a recipe takes for itself counts while it runs, and where it does not run never") {
+  StepRecord record = two_storages();
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  record.storages[1].recompute_bytes = 7;
+  record.storages[1].other_bytes = 5;
+  CHECK(predicted(record, {kKeep, kRecompute}).peak_bytes == 32);
+  CHECK(predicted(record, {kKeep, kKeep}).peak_bytes == 25);
+  record.other = {{0, 5}, {50, 11}};  // backward goes on with more than that, but not at the same time
+  CHECK(predicted(record, {kKeep, kRecompute}).peak_bytes == 32);
+}
+
+TEST_CASE("what an input's recipe takes counts where it runs, which is when its result is first needed") {
+  StepRecord record = two_storages();
+  for (StorageRecord& storage : record.storages) {
+    storage.recompute = Recompute::kMemoryBound;
+  }
+  record.storages[0].recompute_bytes = 7;
+  record.storages[0].other_bytes = 1;
+  record.storages[1].inputs = {0};
+  record.storages[1].other_bytes = 20;
+  CHECK(predicted(record, {kRecompute, kRecompute}).peak_bytes == 40);  // at 50 both, at 70 one
+  CHECK(predicted(record, {kRecompute, kKeep}).peak_bytes == 18);       // the second is released before
+}
+
 TEST_CASE("a recipe's inputs are brought back first, and are on the device until they are released") {
   StepRecord record = two_storages();
   record.storages[1].recompute = Recompute::kMemoryBound;

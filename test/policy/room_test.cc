@@ -53,6 +53,32 @@ TEST_CASE("copies out may hold what other memory leaves") {
   CHECK(room_of(two_storages(), {kOffload, kOffload}, 30).stash.after_save == Bytes{25, 25});
 }
 
+TEST_CASE("what a recipe takes for itself is room that no copy may hold while it runs") {
+  StepRecord record = two_storages();
+  recompute_from(record, 1, {});
+  const Room without = room_of(record, {kOffload, kRecompute}, 30);
+  record.storages[1].recompute_bytes = 7;
+  record.storages[1].other_bytes = 5;
+  const Room with = room_of(record, {kOffload, kRecompute}, 30);
+  REQUIRE(without.backward.needed == std::vector<std::uint32_t>{1, 0});
+  CHECK(without.backward.held_bytes == Bytes{25, 15, 25});
+  CHECK(with.backward.held_bytes == Bytes{25, 8, 25});
+  CHECK(with.stash.in_backward == without.stash.in_backward - 7);
+  CHECK(room_of(record, {kOffload, kKeep}, 30).backward.held_bytes == Bytes{25, 25, 25});
+}
+
+TEST_CASE("a recipe inside a recipe takes its room where the outer one runs") {
+  StepRecord record = three_storages();  // the third is needed from 45, the second from 50, the first from 70
+  recompute_from(record, 1, {});
+  recompute_from(record, 2, {1});
+  record.storages[1].recompute_bytes = 4;
+  record.storages[1].other_bytes = 5;
+  record.storages[2].other_bytes = 5;
+  const Room room = room_of(record, {kOffload, kRecompute, kRecompute}, 40);
+  REQUIRE(room.backward.needed == std::vector<std::uint32_t>{2, 1, 0});
+  CHECK(room.backward.held_bytes == Bytes{35, 15, 15, 35});  // at 45 both are made, and at 50 both are there
+}
+
 TEST_CASE("what is kept takes room from copies out once it is saved") {
   CHECK(room_of(two_storages(), {kOffload, kKeep}, 30).stash.after_save == Bytes{25, 15});
   CHECK(room_of(two_storages(), {kKeep, kOffload}, 30).stash.after_save == Bytes{15, 15});
