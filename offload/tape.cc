@@ -46,6 +46,7 @@ void Tape::ended(std::optional<Gone> gone) {
     held_bytes_.reset();
     order_.clear();
     rank_.clear();
+    guesses_.clear();
     fetched_to_ = 0;
     ++resets_;
     tried_early_ = false;

@@ -128,11 +128,14 @@ class Tape : public std::enable_shared_from_this<Tape> {
     std::uint32_t ordinal;
     std::uint64_t used_in = 0;  // the last pass over the graph that has used it
     bool gone = false;
+    bool guessed = false;  // is in guesses_
   };
 
   static constexpr std::uint64_t kFirstPass = 1;
 
   void drop_guesses(const std::function<bool()>& enough);
+  void guesses_locked(Entry& entry);
+  [[nodiscard]] std::vector<Id> take_guesses_locked();
   void begin_use_locked();
   void forget_gone_locked();
   [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const;
@@ -174,6 +177,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::uint32_t part_ = 0;                  // in which backward is
   std::size_t fetched_to_ = 0;              // rank up to which everything unused has been fetched ahead
   std::uint64_t resets_ = 0;                // of `fetched_to_`
+  std::vector<Id> guesses_;                 // what was fetched ahead since guesses were last given up
   std::size_t cursor_ = 0;                  // rank behind the last use
   bool device_is_full_ = false;             // copies ahead were given up for want of room, in this pass
 };

@@ -1,9 +1,11 @@
 #include "offload/tape.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "offload/order_book.h"
@@ -96,6 +98,7 @@ bool Tape::fetch_ahead() {
   }
   while (true) {
     std::shared_ptr<SavedStorage> next;
+    Id id = 0;
     std::size_t rank = 0;
     std::uint64_t resets = 0;
     std::optional<std::uint64_t> held_bytes;
@@ -114,6 +117,9 @@ bool Tape::fetch_ahead() {
       resets = resets_;
       if (next != nullptr) {
         held_bytes = held_bytes_locked(rank - 1);
+        Entry& entry = entries_[order_[rank - 1]];
+        id = entry.id;
+        guesses_locked(entry);
       }
     }
     if (next == nullptr) {
@@ -124,8 +130,11 @@ bool Tape::fetch_ahead() {
     if (!next->fetch_ahead(held_bytes)) {
       return false;
     }
-    prefetches_now();  // if somebody has meanwhile asked for room and passed over this copy
     const std::lock_guard lock(mutex_);
+    if (const std::optional<std::uint32_t> index = index_locked(id)) {
+      guesses_locked(entries_[*index]);
+    }
+    prefetches_now();         // if somebody has meanwhile asked for room and passed over this copy
     if (resets_ == resets) {  // else what was before this rank may have been given up meanwhile
       fetched_to_ = std::max(fetched_to_, rank);
     }
@@ -147,29 +156,56 @@ void Tape::make_room(const std::function<bool()>& enough) {
   drop_guesses(enough);
 }
 
+// Before the copy is started, too.
+void Tape::guesses_locked(Entry& entry) {
+  if (!std::exchange(entry.guessed, true)) {
+    guesses_.push_back(entry.id);
+  }
+}
+
+// What is needed last comes first. Only what was fetched ahead is looked at: the step may be long, and its backward run
+// in many parts.
+std::vector<Tape::Id> Tape::take_guesses_locked() {
+  std::vector<Id> taken = std::exchange(guesses_, {});
+  std::erase_if(taken, [this](Id id) { return !index_locked(id); });
+  for (const Id id : taken) {
+    entries_[*index_locked(id)].guessed = false;
+  }
+  if (order_.size() == entries_.size()) {
+    std::ranges::sort(taken, std::greater<>(), [this](Id id) { return rank_[*index_locked(id)]; });
+  } else {  // some came or went since: the first saved is taken to be needed last
+    std::ranges::sort(taken);
+  }
+  return taken;
+}
+
 void Tape::drop_guesses(const std::function<bool()>& enough) {
   prefetching_ = false;
-  std::vector<std::weak_ptr<SavedStorage>> storages;
+  std::vector<Id> guesses;
   {
     const std::lock_guard lock(mutex_);
-    if (order_.size() == entries_.size()) {
-      for (auto index = order_.rbegin(); index != order_.rend(); ++index) {
-        storages.push_back(entries_[*index].storage);
-      }
-    } else {  // some came or went since: the first saved is taken to be needed last
-      for (const Entry& entry : entries_) {
-        storages.push_back(entry.storage);
-      }
-    }
+    guesses = take_guesses_locked();
     fetched_to_ = 0;
     ++resets_;
   }
-  for (const std::weak_ptr<SavedStorage>& each : storages) {
+  for (auto guess = guesses.begin(); guess != guesses.end(); ++guess) {
     if (enough()) {
+      const std::lock_guard lock(mutex_);
+      std::for_each(guess, guesses.end(), [this](Id id) {
+        if (const std::optional<std::uint32_t> index = index_locked(id)) {
+          guesses_locked(entries_[*index]);
+        }
+      });
       prefetches_now();
       return;
     }
-    if (const std::shared_ptr<SavedStorage> storage = each.lock()) {
+    std::shared_ptr<SavedStorage> storage;
+    {
+      const std::lock_guard lock(mutex_);
+      const std::optional<std::uint32_t> index = index_locked(*guess);
+      storage = index ? entries_[*index].storage.lock() : nullptr;
+    }
+    if (storage != nullptr) {
       storage->drop_guess();
     }
   }
