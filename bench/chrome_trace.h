@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "streams/trace_span.h"
+#include "streams/base/trace_span.h"
 
 namespace ebb {
 

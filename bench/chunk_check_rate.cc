@@ -8,9 +8,9 @@
 #include <cstring>
 #include <vector>
 
-#include "streams/aligned_memory.h"
-#include "streams/io_job.h"
-#include "streams/uring_io.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/disk/io_job.h"
+#include "streams/disk/uring_io.h"
 
 namespace ebb {
 

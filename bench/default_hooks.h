@@ -15,7 +15,7 @@ enum class DefaultHooks : std::uint8_t {
   kLeast,  // the least that is right in every program: such an output without its history, and its version checked
 };
 
-// Has autograd use these hooks while it lives, whatever engine was installed before (Note [An engine of our own] in
+// Has autograd use these hooks while it lives, whatever engine was installed before (Note [An engine that forwards] in
 // offload/engine.h): what is measured beside ebb must come the way that ebb's hooks come. A hook that is handed to
 // SavedVariable::register_hooks costs more, because the save has been made without it by then.
 //

@@ -19,8 +19,8 @@
 #include "bench/disk_tier_rate.h"
 #include "bench/percentile.h"
 #include "bench/raw_disk.h"
-#include "streams/aligned_memory.h"
-#include "streams/uring_io.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/disk/uring_io.h"
 
 namespace ebb {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/raw_disk.h"
-#include "streams/block.h"
-#include "streams/disk_tier.h"
+#include "streams/base/block.h"
+#include "streams/disk/disk_tier.h"
 
 namespace ebb {
 

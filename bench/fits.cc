@@ -27,7 +27,7 @@
 #include "bench/fits_trial.h"
 #include "bench/result_rows.h"
 #include "offload/options.h"
-#include "streams/system_memory.h"
+#include "streams/base/system_memory.h"
 
 namespace ebb {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <optional>
 
-#include "streams/block_pool.h"
-#include "streams/tier.h"
+#include "streams/base/block_pool.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 

@@ -16,8 +16,8 @@
 #include "bench/device.h"
 #include "bench/device_buffer.h"
 #include "bench/overhead_rows.h"
-#include "streams/after.h"
-#include "streams/pinned_tier.h"
+#include "streams/base/after.h"
+#include "streams/gpu/pinned_tier.h"
 
 namespace ebb {
 namespace {

@@ -32,7 +32,7 @@
 #include "bench/numa.h"
 #include "bench/pin_methods.h"
 #include "bench/result_rows.h"
-#include "streams/cuda_event.h"
+#include "streams/gpu/cuda_event.h"
 
 namespace ebb {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bench/bytes.h"
 #include "bench/huge_pages.h"
-#include "streams/host_slabs.h"
+#include "streams/gpu/host_slabs.h"
 
 namespace ebb {
 namespace {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "bench/bytes.h"
-#include "streams/ticket.h"
+#include "streams/base/ticket.h"
 
 namespace ebb {
 namespace {

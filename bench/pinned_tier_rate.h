@@ -10,8 +10,8 @@
 #include "bench/device_buffer.h"
 #include "bench/progress_curve.h"
 #include "bench/raw_link.h"
-#include "streams/block.h"
-#include "streams/pinned_tier.h"
+#include "streams/base/block.h"
+#include "streams/gpu/pinned_tier.h"
 
 namespace ebb {
 

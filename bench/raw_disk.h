@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <span>
 
-#include "streams/io_request.h"
-#include "streams/spill_file.h"
+#include "streams/disk/io_request.h"
+#include "streams/disk/spill_file.h"
 
 namespace ebb {
 

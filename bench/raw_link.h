@@ -12,8 +12,8 @@
 
 #include "bench/device_buffer.h"
 #include "bench/progress_curve.h"
-#include "streams/cuda_event.h"
-#include "streams/host_slabs.h"
+#include "streams/gpu/cuda_event.h"
+#include "streams/gpu/host_slabs.h"
 
 namespace ebb {
 

@@ -21,7 +21,7 @@
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
 #include "policy/recompute.h"
-#include "streams/cuda_event.h"
+#include "streams/gpu/cuda_event.h"
 
 namespace ebb {
 namespace {

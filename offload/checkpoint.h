@@ -1,13 +1,12 @@
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-namespace ebb {
+#include "offload/checkpointed_function.h"
 
-using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+namespace ebb {
 
 // Returns function(inputs), of which autograd saves nothing but the inputs: backward runs the function once more, just
 // before it first needs what that saved, and lets go of each saved tensor once it has been used. The inputs are saved

@@ -8,19 +8,19 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/graph_recipe.h"
 #include "offload/log.h"
 #include "offload/put_off.h"
-#include "offload/recipe.h"
 #include "offload/region_saves.h"
 #include "offload/step_recorder.h"
-#include "streams/system_memory.h"
+#include "streams/base/system_memory.h"
 
 // What becomes of a save; core.cc has the rest.
 namespace ebb {
 namespace {
 
 // What a recipe takes, as far as it is of the same recorded step.
-std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const Recipe* recipe) {
+std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const GraphRecipe* recipe) {
   std::vector<std::uint32_t> inputs;
   if (recipe != nullptr) {
     for (const auto& input : recipe->inputs()) {
@@ -44,39 +44,9 @@ std::optional<Kept> Core::passed_through(const at::Tensor& tensor) {
 
 void Core::count_kept(Kept reason, const at::Tensor& tensor) {
   const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
-  expect_request(bytes);
-  counters_.saved.add(bytes);
-  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
-}
-
-void Core::count_offloaded(std::uint64_t bytes) {
-  counters_.offloaded.add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("offload " + human_bytes(bytes));
-  }
-}
-
-void Core::count_dropped(std::uint64_t bytes) {
-  counters_.dropped.add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("drop " + human_bytes(bytes));
-  }
-}
-
-void Core::count_evicted(std::uint64_t bytes) {
-  counters_.evicted.add(bytes);
-  if (!warned_of_eviction_.exchange(true)) {
-    log_warning(
-        "the device has no memory left, or the program asked for room: saved tensors that were to stay are copied out, "
-        "and backward waits for some of them. Options::device_budget plans that ahead.");
-  }
-}
-
-void Core::count_kept(Kept reason, std::uint64_t bytes) {
-  counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
-  if (debug_log_wanted()) {
-    log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));
-  }
+  residency_.ledger().expect_request(bytes);
+  residency_.ledger().counters().saved.add(bytes);
+  residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
 }
 
 std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
@@ -84,16 +54,16 @@ std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::sh
   const std::uint64_t bytes = storage.nbytes();
   bool inserted = false;
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  std::shared_ptr<SavedStorage> saved = table_.find_or_insert(
+  std::shared_ptr<SavedStorage> saved = residency_.table().find_or_insert(
       storage, VersionId(version),
-      [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
-  expect_request(bytes);
+      [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), tape, storage, version); }, inserted);
+  residency_.ledger().expect_request(bytes);
   if (inserted) {
     place(saved, tensor, *tape, start);
   } else {
-    counters_.deduplicated.add(bytes);
+    residency_.ledger().counters().deduplicated.add(bytes);
   }
-  counters_.saved.add(bytes);
+  residency_.ledger().counters().saved.add(bytes);
   return saved;
 }
 
@@ -102,52 +72,52 @@ std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::sh
   const c10::Storage& storage = tensor.storage();
   const std::uint64_t bytes = storage.nbytes();
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  expect_request(bytes);
-  counters_.saved.add(bytes);
+  residency_.ledger().expect_request(bytes);
+  residency_.ledger().counters().saved.add(bytes);
   bool inserted = false;
-  std::shared_ptr<SavedStorage> saved = table_.find(storage, VersionId(version));
+  std::shared_ptr<SavedStorage> saved = residency_.table().find(storage, VersionId(version));
   if (saved == nullptr) {
     saved = region.table.find_or_insert(
         storage, VersionId(version),
-        [&] { return make_shared_unless_forked<SavedStorage>(shared_from_this(), tape, storage, version); }, inserted);
+        [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), tape, storage, version); }, inserted);
   }
   if (!inserted) {
-    counters_.deduplicated.add(bytes);
+    residency_.ledger().counters().deduplicated.add(bytes);
     return saved;
   }
   tape->began();
   saved->enter_step(region.ordinal, nullptr, 0);
-  count_kept(Kept::kPolicy, bytes);
+  residency_.ledger().count_kept(Kept::kPolicy, bytes);
   if (options_.evict_when_out_of_memory) {
-    saved->may_be_evicted(tier_->current_stream());
+    saved->may_be_evicted(tier().current_stream());
   }
   return saved;
 }
 
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
   const std::uint64_t bytes = saved->bytes();
-  std::unique_ptr<Recipe> recipe = policy_needs_recompute_ ? Recipe::find(tensor) : nullptr;
+  std::unique_ptr<GraphRecipe> recipe = policy_needs_recompute_ ? GraphRecipe::find(tensor) : nullptr;
   const auto [decision, ordinal] = decide(tensor, *saved, tape, recipe.get());
   shrink_stash(tape, ordinal);
   if (decision == Decision::kRecompute && recipe != nullptr) {
-    count_dropped(bytes);
+    residency_.ledger().count_dropped(bytes);
     saved->drop(std::move(recipe));
     return;
   }
   if (decision != Decision::kOffload) {
     saved->stays();
-    count_kept(Kept::kPolicy, bytes);
+    residency_.ledger().count_kept(Kept::kPolicy, bytes);
     if (options_.evict_when_out_of_memory) {
-      saved->may_be_evicted(tier_->current_stream());
+      saved->may_be_evicted(tier().current_stream());
     }
     return;
   }
   check_window(bytes);
-  std::optional<Block> block = tier_->try_acquire(bytes);
+  std::optional<Block> block = tier().try_acquire(bytes);
   warn_if_host_memory_is_short();
   if (!block) {
     saved->stays();
-    count_kept(Kept::kNoRoom, bytes);
+    residency_.ledger().count_kept(Kept::kNoRoom, bytes);
     if (planning_ != nullptr && tape.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
       log_warning("a plan has " + human_bytes(bytes) +
                   " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
@@ -156,15 +126,15 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
     return;
   }
   if (start == Start::kNow) {
-    saved->send_out(*std::move(block), tier_->current_stream());
+    saved->send_out(*std::move(block), tier().current_stream());
   } else {
     saved->stays();
-    saved->send_out_later(*std::move(block), tier_->current_stream());
+    saved->send_out_later(*std::move(block), tier().current_stream());
     PutOff::of_this_thread().add(saved);
   }
 }
 
-Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe) {
+Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const GraphRecipe* recipe) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -187,18 +157,24 @@ Core::Decided Core::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& 
 Decision Core::ask(Candidate& candidate, Tape& tape) {
   candidate.ordinal = tape.next_candidate();
   if (candidate.ordinal == 0) {
-    if (book_->take_dropped()) {
+    if (residency_.book()->take_dropped()) {
       options_.policy->drop_step();
     }
     options_.policy->begin_step();
-    ++counters_.steps;
+    ++residency_.ledger().counters().steps;
     if (planning_ != nullptr) {
-      planning_->step_begun(tape);
+      tape.record_by(planning_->step_begun());
+      tape.follow(nullptr);
     }
   }
   const Decision decision = options_.policy->decide(candidate);
   if (planning_ != nullptr) {
-    planning_->decided(tape);
+    if (std::shared_ptr<const Plan> plan = planning_->plan(); plan != tape.plan()) {
+      tape.follow(plan);
+      if (auto recorder = planning_->follows(plan)) {
+        tape.record_by(*std::move(recorder));
+      }
+    }
   }
   return decision;
 }
@@ -208,7 +184,7 @@ void Core::shrink_stash(Tape& tape, std::uint32_t ordinal) {
   if (planning_ != nullptr && tape.plan() != nullptr) {
     const std::shared_ptr<StepRecorder> recorder = tape.recorder();
     const StepRecorder::Detour detour(recorder.get());
-    stash_.shrink_to(stash_limit(tape, ordinal));
+    residency_.stash().shrink_to(residency_.bounds().stash(tape, ordinal));
   }
 }
 
@@ -238,7 +214,7 @@ Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<
     for (const at::Tensor& input : inputs) {
       const std::shared_ptr<SavedStorage> saved =
           input.defined() && input.has_storage()
-              ? table_.find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter()))
+              ? residency_.table().find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter()))
               : nullptr;
       if (const auto index = saved == nullptr ? std::nullopt : saved->index_in(*place.recorder)) {
         indices.push_back(*index);
@@ -250,7 +226,7 @@ Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<
   return place;
 }
 
-void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const Recipe* recipe,
+void Core::enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const GraphRecipe* recipe,
                       const Candidate& candidate) {
   const std::shared_ptr<StepRecorder> recorder = tape.recorder();
   std::uint32_t index = 0;
@@ -270,7 +246,7 @@ void Core::check_window(std::uint64_t bytes) const {
 
 // Reading the kernel's figures takes tens of microseconds, so only when the pool has asked the system for more.
 void Core::warn_if_host_memory_is_short() {
-  const PoolStats pool = tier_->pool_stats();
+  const PoolStats pool = tier().pool_stats();
   const std::uint64_t asked = pool.growths + pool.refusals;
   if (asked_system_.exchange(asked) == asked || warned_of_host_memory_) {
     return;
@@ -283,7 +259,7 @@ void Core::warn_if_host_memory_is_short() {
   log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
               " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
               " are available; saves hold " + human_bytes(pool.capacity_bytes) +
-              (tier_->device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
+              (tier().device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
 }
 
 }  // namespace ebb

@@ -1,12 +1,15 @@
 #include "offload/engine.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "offload/backward_pass.h"
 #include "offload/early_fetch.h"
 #include "offload/lent_tensor.h"
 #include "offload/region.h"
@@ -16,23 +19,22 @@
 namespace ebb {
 namespace {
 
-// Note [Device threads of a second engine]
-// An engine starts its threads at its first backward, but behind a once_flag that all engines of the process share:
-// where LibTorch's own engine has run before, ours would find itself without threads for the GPUs and for reentrant
-// backwards. So the flag is used up by LibTorch's engine, and ours starts its own threads.
-class GuardedEngine final : public torch::autograd::Engine {
+using torch::autograd::Engine;
+
+class ForwardingEngine final : public Engine {
  public:
-  GuardedEngine() {
-    get_base_engine().initialize_device_threads_pool();
-    start_device_threads();
-  }
+  // `next`: lives for ever, as every default engine does.
+  explicit ForwardingEngine(Engine& next) : next_(next) {}
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (auto hook = Region::hook_here()) {
       return hook;
     }
     Scope::Target target = Scope::current();
-    return target.core == nullptr ? nullptr : std::make_unique<SaveHook>(std::move(target));
+    if (target.core == nullptr) {
+      return next_.get_default_saved_variable_hooks();
+    }
+    return std::make_unique<SaveHook>(std::move(target));
   }
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
@@ -44,22 +46,43 @@ class GuardedEngine final : public torch::autograd::Engine {
     if (!in_backward()) {
       early.emplace();
     }
-    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return next_.make_anomaly_metadata();
+  }
+
+  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+                           const std::shared_ptr<torch::autograd::Node>& node, std::exception& error) override {
+    next_.thread_on_exception(graph_task, node, error);
+  }
+
+  void thread_init(int device, const std::shared_ptr<torch::autograd::ReadyQueue>& queue,
+                   bool should_increment) override {
+    next_.thread_init(device, queue, should_increment);
+  }
+
+ private:
+  Engine& next_;
 };
 
-torch::autograd::Engine& the_engine() {
-  static auto* const engine = new GuardedEngine;  // Note [An engine of our own]
-  return *engine;
-}
+std::atomic<Engine*> installed{nullptr};
 
 }  // namespace
 
 void install_engine() {
   static std::once_flag once;
-  std::call_once(once, [] { torch::autograd::set_default_engine_stub(&the_engine); });
+  std::call_once(once, [] {
+    installed = new ForwardingEngine(Engine::get_default_engine());  // Note [An engine that forwards]
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *installed; });
+  });
 }
-
-int backward_here() { return torch::autograd::get_current_graph_task_id(); }
 
 }  // namespace ebb

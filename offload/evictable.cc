@@ -4,11 +4,10 @@
 #include <utility>
 
 #include "offload/log.h"
-#include "offload/saved_storage.h"
 
 namespace ebb {
 
-Evictable::Id Evictable::add(std::weak_ptr<SavedStorage> storage, c10::Stream stream) {
+Evictable::Id Evictable::add(std::weak_ptr<Evictee> storage, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
   return next_++;
@@ -21,7 +20,7 @@ void Evictable::remove(Id id) noexcept {
 
 void Evictable::evict(const std::function<bool()>& enough) {
   for (Id next = 0; !enough();) {
-    std::shared_ptr<SavedStorage> storage;
+    std::shared_ptr<Evictee> storage;
     std::optional<c10::Stream> stream;
     {
       const std::lock_guard lock(mutex_);

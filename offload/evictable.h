@@ -10,7 +10,19 @@
 
 namespace ebb {
 
-class SavedStorage;
+// What may be copied out when the device is full.
+//
+// Threads: every member may be called from any thread.
+class Evictee {
+ public:
+  virtual ~Evictee() = default;
+
+  // Copies it out. `stream`: on which it was saved, and which is made to wait for the copy, so that the memory can be
+  // let go at once. False, and nothing done, where somebody else uses the memory, or there is no room for the copy.
+  // Throws what the tier throws that cannot start the copy. Waits for no lock under which device memory is asked for:
+  // whoever calls this may hold the device allocator's.
+  [[nodiscard]] virtual bool evict(c10::Stream stream) = 0;
+};
 
 // The storages that the policy keeps on the device and that may be copied out when the device is full, in the order of
 // their saves: backward wants the first saved last.
@@ -21,7 +33,7 @@ class Evictable {
   using Id = std::uint64_t;
 
   // `stream`: on which it was saved.
-  [[nodiscard]] Id add(std::weak_ptr<SavedStorage> storage, c10::Stream stream);
+  [[nodiscard]] Id add(std::weak_ptr<Evictee> storage, c10::Stream stream);
   void remove(Id id) noexcept;
 
   // Copies out the first saved first, until it is enough. What cannot be copied out is passed over.
@@ -29,7 +41,7 @@ class Evictable {
 
  private:
   struct Entry {
-    std::weak_ptr<SavedStorage> storage;
+    std::weak_ptr<Evictee> storage;
     c10::Stream stream;
   };
 

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "streams/checked_tier.h"
-
 namespace ebb {
 
 Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
@@ -26,7 +24,7 @@ c10::Storage Fetched::get() {
   tier_.wait(WaitPoint::kUseAfterIn, stream_, arrived_);
   waited_for_ = true;
   if (arrived_ != nullptr) {
-    observe_use(tier_, stream_, storage_.data(), storage_.nbytes());
+    tier_.used(stream_, storage_.data(), storage_.nbytes());
   }
   Gauge::Lease no_longer_ahead;
   {

@@ -8,7 +8,7 @@
 #include <c10/core/Stream.h>
 
 #include "offload/gauge.h"
-#include "streams/tier.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "offload/planning.h"
-#include "streams/after.h"
+#include "streams/base/after.h"
 
 namespace ebb {
 namespace {

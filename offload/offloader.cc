@@ -16,11 +16,11 @@
 #include "offload/summary.h"
 #include "policy/minimum_size.h"
 #include "policy/planned.h"
-#include "streams/disk_tier.h"
-#include "streams/mmap_allocator.h"
-#include "streams/pinned_tier.h"
-#include "streams/process_mark.h"
-#include "streams/trace.h"
+#include "streams/base/process_mark.h"
+#include "streams/base/trace.h"
+#include "streams/disk/disk_tier.h"
+#include "streams/disk/mmap_allocator.h"
+#include "streams/gpu/pinned_tier.h"
 
 namespace ebb {
 namespace {
@@ -110,7 +110,7 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std
   auto core =
       make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
   if (evict) {
-    serve_when_out_of_memory(core);
+    serve_when_out_of_memory(core->shared_residency());
   }
   return core;
 }
@@ -163,13 +163,13 @@ void Offloader::exclude(const at::Tensor& tensor) {
 
 void Offloader::drain() {
   if (const auto& core = this->core()) {
-    core->stash().drain();
+    core->residency().stash().drain();
   }
 }
 
 std::uint64_t Offloader::evict(std::uint64_t bytes) {
   const auto& core = this->core();
-  return core == nullptr ? 0 : core->evict(bytes);
+  return core == nullptr ? 0 : core->residency().evict(bytes);
 }
 
 Stats Offloader::stats() const {

@@ -10,7 +10,7 @@
 #include "offload/plan_report.h"
 #include "offload/stats.h"
 #include "offload/timeline_sample.h"
-#include "streams/trace_span.h"
+#include "streams/base/trace_span.h"
 
 namespace at {
 class Tensor;

@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "offload/log.h"
-#include "streams/spill_folder.h"
+#include "streams/disk/spill_folder.h"
 
 namespace ebb {
 namespace {

@@ -90,9 +90,10 @@ struct Options {
   DiskIo disk_io = DiskIo::kAuto;
 
   // CPU only: freed blocks of 256 KiB and more go back to the system instead of staying with malloc, so that the
-  // process's resident memory falls when saves leave (Note [Memory that malloc keeps] in streams/mmap_allocator.h). The
-  // first such offloader replaces LibTorch's CPU allocator for that, for all tensors and the rest of the process; an
-  // allocator that the program has set by then stays. false: LibTorch's CPU allocator stays.
+  // process's resident memory falls when saves leave (Note [Memory that malloc keeps] in
+  // streams/disk/mmap_allocator.h). The first such offloader replaces LibTorch's CPU allocator for that, for all
+  // tensors and the rest of the process; an allocator that the program has set by then stays. false: LibTorch's CPU
+  // allocator stays.
   bool return_freed_memory = true;
 
   // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).

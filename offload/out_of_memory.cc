@@ -10,8 +10,8 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include "offload/core.h"
 #include "offload/device_meter.h"
+#include "offload/residency.h"
 
 namespace ebb {
 namespace {
@@ -24,27 +24,27 @@ class Served {
     return *served;
   }
 
-  void add(const std::shared_ptr<Core>& core) {
+  void add(const std::shared_ptr<Residency>& residency) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(cores_, [](const auto& each) { return each.expired(); });
-    cores_.push_back(core);
+    std::erase_if(offloaders_, [](const auto& each) { return each.expired(); });
+    offloaders_.push_back(residency);
     any_ = true;
   }
 
-  [[nodiscard]] std::vector<std::shared_ptr<Core>> on(c10::Device device) {
-    std::vector<std::shared_ptr<Core>> found;
+  [[nodiscard]] std::vector<std::shared_ptr<Residency>> on(c10::Device device) {
+    std::vector<std::shared_ptr<Residency>> found;
     if (!any_) {
       return found;
     }
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& each : cores_) {
+      for (const auto& each : offloaders_) {
         found.push_back(each.lock());
       }
     }
     // Without the lock: whoever holds the last reference ends the core.
-    std::erase_if(found, [device](const std::shared_ptr<Core>& core) {
-      return core == nullptr || core->forked() || core->tier().device() != device;
+    std::erase_if(found, [device](const std::shared_ptr<Residency>& residency) {
+      return residency == nullptr || residency->forked() || residency->tier().device() != device;
     });
     return found;
   }
@@ -52,19 +52,19 @@ class Served {
  private:
   std::atomic<bool> any_{false};
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Core>> cores_;  // LOCK: mutex_
+  std::vector<std::weak_ptr<Residency>> offloaders_;  // LOCK: mutex_
 };
 
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
-  if (SavedStorage::fetches_ahead_here()) {  // a guess, which backward does without
+  if (Residency::fetches_ahead_here()) {  // a guess, which backward does without
     return;
   }
   try {
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     const std::uint64_t room = cuda_room(device).unsplit_bytes;
-    for (const std::shared_ptr<Core>& core : Served::all().on(device)) {
-      if (bytes <= room + core->storages_on_device()) {
-        core->expect_request(bytes);
+    for (const std::shared_ptr<Residency>& residency : Served::all().on(device)) {
+      if (bytes <= room + residency->ledger().storages_on_device()) {
+        residency->ledger().expect_request(bytes);
       }
     }
   } catch (...) {  // the caller is about to throw c10::OutOfMemoryError
@@ -74,19 +74,19 @@ void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*to
 // Whether something was let go.
 bool make_room() {
   const c10::Device device(c10::kCUDA, c10::cuda::current_device());
-  const std::vector<std::shared_ptr<Core>> cores = Served::all().on(device);
-  if (cores.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+  const std::vector<std::shared_ptr<Residency>> offloaders = Served::all().on(device);
+  if (offloaders.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return false;
   }
   std::uint64_t reserve = 0;
-  for (const std::shared_ptr<Core>& core : cores) {
-    reserve = std::max(reserve, core->largest_request_bytes());
+  for (const std::shared_ptr<Residency>& residency : offloaders) {
+    reserve = std::max(reserve, residency->ledger().largest_request_bytes());
   }
   bool some = false;
-  for (const std::shared_ptr<Core>& core : cores) {
+  for (const std::shared_ptr<Residency>& residency : offloaders) {
     // What is let go may leave holes beside memory in use, which serve no large request: so the device is asked again.
     while (const std::uint64_t bytes = bytes_short(cuda_room(device).unsplit_bytes, reserve)) {
-      if (core->evict(bytes) == 0) {
+      if (residency->evict(bytes) == 0) {
         break;
       }
       some = true;
@@ -126,7 +126,7 @@ std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
   return segment - std::min(room, segment);
 }
 
-void serve_when_out_of_memory(const std::shared_ptr<Core>& core) {
+void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency) {
   auto* const allocator = c10::cuda::CUDACachingAllocator::get();
   if (allocator->name() != "native") {  // cudaMallocAsync, or the user's: they do not ask
     return;
@@ -136,7 +136,7 @@ void serve_when_out_of_memory(const std::shared_ptr<Core>& core) {
     allocator->init(c10::cuda::device_count());  // of a device that is not known yet nothing is heard
     allocator->attachOutOfMemoryObserver(&note_failed_request);
   });
-  Served::all().add(core);
+  Served::all().add(residency);
 }
 
 }  // namespace ebb

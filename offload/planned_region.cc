@@ -7,7 +7,7 @@
 namespace ebb {
 
 std::unique_ptr<PlannedRegion> PlannedRegion::ask(const Scope::Target& target, const std::vector<at::Tensor>& inputs) {
-  const std::shared_ptr<Tape> tape = target.scope->tape(*target.core);
+  const std::shared_ptr<Tape> tape = target.scope->tape(target.core);
   std::optional<Core::RegionsPlace> place = target.core->region_begins(inputs, *tape);
   if (!place) {
     return nullptr;
@@ -48,7 +48,7 @@ void PlannedRegion::needed() {
 
 void PlannedRegion::SecondRun::saves(std::uint64_t bytes) {
   region_.held_.reset();
-  region_.held_.emplace(region_.core_->hold(bytes));
+  region_.held_.emplace(region_.core_->residency().ledger().hold(bytes));
   if (region_.place_.recorder != nullptr) {
     region_.place_.recorder->region_saves(region_.place_.index, bytes);
   }

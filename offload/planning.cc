@@ -8,7 +8,6 @@
 
 #include "offload/log.h"
 #include "offload/step_recorder.h"
-#include "offload/tape.h"
 
 namespace ebb {
 namespace {
@@ -36,7 +35,7 @@ Planning::Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, 
       meter_(one_at_a_time(std::move(meter))),
       unmet_(unmet) {}
 
-void Planning::step_begun(Tape& tape) {
+std::shared_ptr<StepRecorder> Planning::step_begun() {
   const std::optional<std::uint64_t> step = policy_->recorded_step();
   if (policy_->met_long_step() && !std::exchange(warned_of_long_step_, true)) {
     log_warning("Options::device_budget: a step saved more than " + std::to_string(Planned::kMostStorages) +
@@ -46,8 +45,7 @@ void Planning::step_begun(Tape& tape) {
   if (step) {
     count_unrecorded();
   }
-  tape.record_by(step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr);
-  tape.follow(nullptr);
+  return step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr;
 }
 
 // Evaluation is recorded too, and gives none: a few are nothing to speak of.
@@ -61,25 +59,20 @@ void Planning::count_unrecorded() {
   }
 }
 
-void Planning::decided(Tape& tape) {
-  std::shared_ptr<const Plan> plan = policy_->plan();
-  if (plan == tape.plan()) {
-    return;
-  }
-  tape.follow(plan);
-  if (plan == nullptr) {  // it has strayed
-    tape.record_by(nullptr);
-    return;
+std::optional<std::shared_ptr<StepRecorder>> Planning::follows(const std::shared_ptr<const Plan>& plan) {
+  if (plan == nullptr) {
+    return std::shared_ptr<StepRecorder>();
   }
   check(*plan);
   if (measured_.plan != plan) {
     measured_ = {};
-    measured_.plan = std::move(plan);
+    measured_.plan = plan;
   }
   constexpr int kMeasuredStep = 2;
-  if (++measured_.steps >= kMeasuredStep && !measured_.cost) {
-    tape.record_by(std::make_shared<StepRecorder>(tier_, account_, meter_, kNotToLearnFrom));
+  if (++measured_.steps < kMeasuredStep || measured_.cost) {
+    return std::nullopt;
   }
+  return std::make_shared<StepRecorder>(tier_, account_, meter_, kNotToLearnFrom);
 }
 
 void Planning::check(const Plan& plan) {
@@ -98,11 +91,11 @@ void Planning::check(const Plan& plan) {
   }
 }
 
-void Planning::learn(Tape& tape, const StepRecorder& recorder, const StepRecord& record) {
+void Planning::learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record) {
   unrecorded_ = 0;
   if (recorder.step() != kNotToLearnFrom) {
     policy_->learn(recorder.step(), record);
-  } else if (measured_.plan == tape.plan()) {
+  } else if (measured_.plan == plan) {
     measured_.cost = recorder.cost();
     policy_->correct(measured_.plan, record.end_ms, measured_.cost->ms);
   }

@@ -10,12 +10,11 @@
 #include "offload/device_meter.h"
 #include "offload/explain.h"
 #include "policy/planned.h"
-#include "streams/tier.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 
 class StepRecorder;
-class Tape;
 
 // Has steps recorded that Planned wants recorded, and their plans followed.
 //
@@ -35,14 +34,19 @@ class Planning {
   Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account,
            DeviceMeter meter, Unmet unmet);
 
-  // LOCK. The policy's begin_step has been called for this step.
-  void step_begun(Tape& tape);
+  // LOCK. The policy's begin_step has been called for a step: what it is to be recorded by; null for nothing. It
+  // follows no plan yet.
+  [[nodiscard]] std::shared_ptr<StepRecorder> step_begun();
 
-  // LOCK. The policy has decided about a candidate. Throws c10::Error, or warns once, where the goal cannot be met.
-  void decided(Tape& tape);
+  // LOCK. The plan that the policy has decided by; null for none.
+  [[nodiscard]] std::shared_ptr<const Plan> plan() const { return policy_->plan(); }
 
-  // LOCK. What was recorded of a step that is over.
-  void learn(Tape& tape, const StepRecorder& recorder, const StepRecord& record);
+  // LOCK. A step follows `plan` from now on; null: it has strayed from the last one. What it is to be recorded by
+  // instead, where that changes. Throws c10::Error, or warns once, where the goal cannot be met.
+  [[nodiscard]] std::optional<std::shared_ptr<StepRecorder>> follows(const std::shared_ptr<const Plan>& plan);
+
+  // LOCK. What was recorded of a step that is over, and followed `plan`, or none.
+  void learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record);
 
   // LOCK. See Offloader.
   [[nodiscard]] std::optional<PlanReport> report() const;

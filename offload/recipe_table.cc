@@ -46,7 +46,7 @@ class Gathering {
   [[nodiscard]] const at::Tensor& shape(std::size_t input) const { return inputs_[input]->shape(); }
 
   // Nullopt unless complete. The output's dtype is the first input's.
-  [[nodiscard]] std::optional<Ingredients> with(Recompute cost, Recipe::Forward forward) && {
+  [[nodiscard]] std::optional<Ingredients> with(Recompute cost, Ingredients::Forward forward) && {
     if (!complete_) {
       return std::nullopt;
     }
@@ -55,11 +55,11 @@ class Gathering {
 
  private:
   const std::shared_ptr<Node>& node_;
-  Recipe::Inputs inputs_;
+  Ingredients::Inputs inputs_;
   bool complete_ = true;
 };
 
-std::optional<Ingredients> memory_bound(Gathering gathering, const SavedVariable& self, Recipe::Forward forward) {
+std::optional<Ingredients> memory_bound(Gathering gathering, const SavedVariable& self, Ingredients::Forward forward) {
   gathering.need(self);
   return std::move(gathering).with(Recompute::kMemoryBound, std::move(forward));
 }

@@ -12,7 +12,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include "offload/checkpoint.h"
+#include "offload/checkpointed_function.h"
 #include "offload/lent_tensor.h"
 #include "offload/remembered_tensor.h"
 #include "offload/thread_setting.h"

@@ -10,15 +10,15 @@
 namespace ebb {
 
 SaveHook::~SaveHook() {
-  std::shared_ptr<Core> core;
+  std::shared_ptr<Residency> residency;
   if (anything_is_lent() && saved_ && saved_->storage() != nullptr) {
-    core = saved_->storage()->core();
+    residency = saved_->storage()->residency();
   }
   saved_.reset();
   held_.reset();
   for (const c10::Storage& memory : sweep_lent_here()) {  // of what this save was lent as: its node is done by now
-    if (core != nullptr && !core->forked()) {
-      core->stash().release(memory);
+    if (residency != nullptr && !residency->forked()) {
+      residency->stash().release(memory);
     }
   }
 }
@@ -43,7 +43,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     return;
   }
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
-  const std::shared_ptr<Tape> tape = target.scope->tape(core);
+  const std::shared_ptr<Tape> tape = target.scope->tape(target.core);
   if (region != nullptr) {
     saved_.emplace(tensor, core.keep(tensor, tape, *region));
     return;

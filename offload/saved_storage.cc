@@ -4,12 +4,11 @@
 
 #include <c10/util/Exception.h>
 
-#include "offload/core.h"
 #include "offload/log.h"
 #include "offload/recipe.h"
+#include "offload/residency.h"
 #include "offload/step_recorder.h"
 #include "offload/tape.h"
-#include "streams/checked_tier.h"
 
 namespace ebb {
 
@@ -20,7 +19,7 @@ SavedStorage::Use::Use(std::shared_ptr<SavedStorage> storage) : storage_(std::mo
 }
 
 SavedStorage::Use::~Use() {
-  if (storage_->core_->forked()) {  // the lock may never be released here
+  if (storage_->residency_->forked()) {  // the lock may never be released here
     return;
   }
   std::vector<std::shared_ptr<Fetched>> no_longer_needed;  // destroyed after the lock is released
@@ -35,34 +34,34 @@ SavedStorage::Use::~Use() {
 }
 
 c10::Storage SavedStorage::Use::get() {
-  storage_->core_->check_process();
-  const HostRange range(storage_->core_->trace(), "unpack", storage_->bytes_);
+  storage_->residency_->check_process();
+  const HostRange range(storage_->residency_->trace(), "unpack", storage_->bytes_);
   return storage_->get_recorded(*this);
 }
 
-SavedStorage::SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
+SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, std::shared_ptr<Tape> tape, c10::Storage source,
                            c10::VariableVersion version)
-    : core_(std::move(core)),
+    : residency_(std::move(residency)),
       tape_(std::move(tape)),
       bytes_(source.nbytes()),
       source_(source.getWeakStorageImpl()),
       source_identity_(source.unsafeGetStorageImpl()),
       source_data_(source.data()),
       version_(std::move(version)),
-      if_kept_(core_->if_kept().hold(bytes_)),
+      if_kept_(residency_->ledger().if_kept().hold(bytes_)),
       kept_(std::move(source)),
-      on_device_(std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_))),
+      on_device_(std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_))),
       source_lease_(on_device_) {}
 
 SavedStorage::~SavedStorage() {
   if (put_off_) {
-    core_->count_kept(Kept::kPutOff, bytes_);
+    residency_->ledger().count_kept(Kept::kPutOff, bytes_);
   }
-  core_->forget(*this);
+  residency_->table().erase(source_identity_, this);
   if (evictable_) {
-    core_->evictable().remove(*evictable_);
+    residency_->evictable().remove(*evictable_);
   }
-  core_->stash().sweep();
+  residency_->stash().sweep();
   if (recorder_ != nullptr) {
     recorder_->released(index_in_record_);
   }
@@ -89,7 +88,7 @@ std::optional<std::uint32_t> SavedStorage::index_in(const StepRecorder& recorder
 
 void SavedStorage::may_be_evicted(c10::Stream stream) {
   const std::lock_guard lock(mutex_);
-  evictable_ = core_->evictable().add(weak_from_this(), stream);
+  evictable_ = residency_->evictable().add(weak_from_this(), stream);
 }
 
 void SavedStorage::send_out(Block block, c10::Stream stream) {
@@ -99,10 +98,10 @@ void SavedStorage::send_out(Block block, c10::Stream stream) {
     const std::lock_guard lock(mutex_);
     leaving = start_out(std::move(block), stream, Tape::Went::kAtItsSave);
   }
-  core_->count_offloaded(bytes_);
+  residency_->ledger().count_offloaded(bytes_);
   if (in_force(WaitPoint::kSourceInStash)) {
-    core_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), leaving.left, stream,
-                        core_->stash_limit(*tape_, ordinal_));
+    residency_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), leaving.left, stream,
+                             residency_->bounds().stash(*tape_, ordinal_));
   }
 }
 
@@ -117,29 +116,29 @@ bool SavedStorage::evict(c10::Stream stream) {
         kept_.data() != source_data_) {
       return false;
     }
-    std::optional<Block> block = core_->tier().try_acquire(bytes_);
+    std::optional<Block> block = residency_->tier().try_acquire(bytes_);
     if (!block) {
       return false;
     }
     leaving = start_out(*std::move(block), stream, Tape::Went::kLater);
     if (evictable_) {
-      core_->evictable().remove(*std::exchange(evictable_, std::nullopt));
+      residency_->evictable().remove(*std::exchange(evictable_, std::nullopt));
     }
   }
-  core_->count_evicted(bytes_);
+  residency_->ledger().count_evicted(bytes_);
   if (in_force(WaitPoint::kSourceInStash)) {
-    core_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), leaving.left, stream,
-                        /*limit_bytes=*/0);
+    residency_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), leaving.left, stream,
+                             /*limit_bytes=*/0);
   }
   return true;
 }
 
 // LOCK: mutex_. kKept -> kAway
 SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream, Tape::Went when) {
-  Tier& tier = core_->tier();
+  Tier& tier = residency_->tier();
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
-  observe_made(tier, stream, source_data_, bytes_);
+  tier.made(stream, source_data_, bytes_);
   After after(WaitPoint::kOutAfterCompute, stream);
   after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
   left_ = tier.copy_out(block, source_data_, after);
@@ -173,9 +172,9 @@ int SavedStorage::recipe_depth() {
   return recipe_ == nullptr ? 0 : recipe_->depth();
 }
 
-void SavedStorage::check_process() const { core_->check_process(); }
+void SavedStorage::check_process() const { residency_->check_process(); }
 
-const c10::Storage& SavedStorage::no_bytes() const { return core_->no_bytes(); }
+const c10::Storage& SavedStorage::no_bytes() const { return residency_->no_bytes(); }
 
 void SavedStorage::send_out_later(Block block, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
@@ -183,12 +182,12 @@ void SavedStorage::send_out_later(Block block, c10::Stream stream) {
 }
 
 void SavedStorage::send_out_now() noexcept {
-  if (core_->forked()) {
+  if (residency_->forked()) {
     return;
   }
   bool captures = true;  // where that cannot be told, it stays
   try {
-    captures = core_->tier().captures();
+    captures = residency_->tier().captures();
   } catch (...) {
   }
   std::optional<PutOffCopy> copy;
@@ -206,7 +205,7 @@ void SavedStorage::send_out_now() noexcept {
       log_warning("a copy out could not be started; the saved tensor stays on the device");
     }
   }
-  core_->count_kept(Kept::kPutOff, bytes_);
+  residency_->ledger().count_kept(Kept::kPutOff, bytes_);
 }
 
 }  // namespace ebb

@@ -14,13 +14,14 @@
 #include "offload/evictable.h"
 #include "offload/fetched.h"
 #include "offload/gauge.h"
+#include "offload/prefetchable.h"
 #include "offload/tape.h"
-#include "streams/block.h"
-#include "streams/ticket.h"
+#include "streams/base/block.h"
+#include "streams/base/ticket.h"
 
 namespace ebb {
 
-class Core;
+class Residency;
 class Recipe;
 class StepRecorder;
 
@@ -48,7 +49,7 @@ class StepRecorder;
 // Threads: every member may be called from any thread. The mutex is held while copies are started, not while one is
 // waited for or a recipe runs; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one take
 // as long.
-class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
+class SavedStorage final : public Prefetchable, public Evictee, public std::enable_shared_from_this<SavedStorage> {
  public:
   // One save's share. Destroyed with the save.
   class Use {
@@ -72,9 +73,9 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
     int seen_by_ = -1;        // the backward pass that got them, as LibTorch numbers them; -1 outside of any
   };
 
-  SavedStorage(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, c10::Storage source,
+  SavedStorage(std::shared_ptr<Residency> residency, std::shared_ptr<Tape> tape, c10::Storage source,
                c10::VariableVersion version);
-  ~SavedStorage();
+  ~SavedStorage() override;
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;
 
@@ -86,20 +87,16 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   // It is not sent out, nor dropped, for now.
   void stays();
 
-  // Has it wait in Core::evictable. `stream`: on which it was saved.
+  // Has it wait in Residency::evictable. `stream`: on which it was saved.
   void may_be_evicted(c10::Stream stream);
 
-  // kKept -> kAway, of one that the policy has kept. `stream`: on which it was saved, and which is made to wait for the
-  // copy, so that the memory can be let go at once. False, and nothing done, where somebody else uses the source or
-  // this, or the tier has no room. Throws what the tier throws that cannot start the copy.
-  //
-  // Waits for no SavedStorage's lock, nor does drop_guess: whoever calls them may hold the device allocator's.
-  [[nodiscard]] bool evict(c10::Stream stream);
+  // kKept -> kAway, of one that the policy has kept.
+  [[nodiscard]] bool evict(c10::Stream stream) override;
 
   // Where it is in that record; nullopt if it is not recorded, or by another one.
   [[nodiscard]] std::optional<std::uint32_t> index_in(const StepRecorder& recorder) const;
 
-  [[nodiscard]] const std::shared_ptr<Core>& core() const { return core_; }
+  [[nodiscard]] const std::shared_ptr<Residency>& residency() const { return residency_; }
 
   // Lives while ebb refers to the source: kept, or in the stash.
   [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
@@ -128,16 +125,11 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   [[nodiscard]] const c10::Storage& no_bytes() const;
 
   // kAway -> kBack, if the window has room: starts the copy in before anybody asks, or keeps the source where that is
-  // still there (beside the window, if Core::sources_beside_window: as many bytes as the stash may have). False: no
-  // room, or the copy cannot start; it is tried again when somebody asks. `held_bytes`: with a plan, the most that ebb
-  // may then hold on the device, instead of the window.
-  bool fetch_ahead(std::optional<std::uint64_t> held_bytes);
+  // still there (beside the window, if Bounds::sources_beside_window: as many bytes as the stash may have).
+  bool fetch_ahead(std::optional<std::uint64_t> held_bytes) override;
 
-  // kBack -> kAway, if nobody has asked for the bytes since fetch_ahead, nor is another thread just about to.
-  void drop_guess();
-
-  // Whether the calling thread is asking for device memory for a fetch_ahead.
-  [[nodiscard]] static bool fetches_ahead_here();
+  // kBack -> kAway
+  void drop_guess() override;
 
   // Whether the program has resized the source, or given it other memory, while it was held here. What a recipe
   // computes from must be as it was saved.
@@ -166,7 +158,6 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   };
 
   static const SavedStorage*& fetching_here();
-  static bool& fetching_ahead();
   [[nodiscard]] Leaving start_out(Block block, c10::Stream stream, Tape::Went when);
   c10::Storage get(Use& use);
   c10::Storage get_recorded(Use& use);
@@ -187,7 +178,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   bool mark_used(Use& use, const c10::Storage& storage, c10::Stream stream);
   std::vector<std::shared_ptr<Fetched>> let_go();
 
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<Residency> residency_;
   const std::shared_ptr<Tape> tape_;
   const std::size_t bytes_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;

@@ -5,12 +5,11 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "offload/core.h"
-#include "offload/engine.h"
+#include "offload/backward_pass.h"
 #include "offload/recipe.h"
+#include "offload/residency.h"
 #include "offload/step_recorder.h"
 #include "offload/tape.h"
-#include "streams/checked_tier.h"
 
 // The way back; saved_storage.cc has the way out.
 namespace ebb {
@@ -20,13 +19,6 @@ const SavedStorage*& SavedStorage::fetching_here() {
   thread_local const SavedStorage* fetching = nullptr;
   return fetching;
 }
-
-bool& SavedStorage::fetching_ahead() {
-  thread_local bool ahead = false;
-  return ahead;
-}
-
-bool SavedStorage::fetches_ahead_here() { return fetching_ahead(); }
 
 c10::Storage SavedStorage::get_recorded(Use& use) {
   std::shared_ptr<StepRecorder> recorder;
@@ -42,14 +34,14 @@ c10::Storage SavedStorage::get_recorded(Use& use) {
 }
 
 c10::Storage SavedStorage::get(Use& use) {
-  const c10::Stream stream = core_->tier().current_stream();
+  const c10::Stream stream = residency_->tier().current_stream();
   const int pass = backward_here();
   c10::Storage storage;
   std::uint32_t ordinal = Tape::kNotPlanned;
   bool again = false;
   {
     const std::lock_guard lock(mutex_);
-    if (core_->tier().captures()) {
+    if (residency_->tier().captures()) {
       return get_for_capture();
     }
     const bool same_pass = std::exchange(use.seen_by_, pass) == pass;
@@ -58,7 +50,7 @@ c10::Storage SavedStorage::get(Use& use) {
       storage = kept_;
     } else if (again && state_ == State::kAway) {
       if (std::optional<c10::Storage> known = handed_out_on(stream)) {
-        core_->counters().reused.add(bytes_);
+        residency_->ledger().counters().reused.add(bytes_);
         return *std::move(known);
       }
     }
@@ -83,9 +75,9 @@ c10::Storage SavedStorage::get(Use& use) {
     return storage;
   }
   if (!device_is_full && tape_->fetch_ahead()) {
-    core_->tier().flush();  // nothing more will join what has been gathered
+    residency_->tier().flush();  // nothing more will join what has been gathered
   }
-  core_->stash().sweep();
+  residency_->stash().sweep();
   return storage;
 }
 
@@ -104,7 +96,7 @@ c10::Storage SavedStorage::find_making_room(c10::Stream stream, bool& device_is_
       return find(stream);
     } catch (const c10::OutOfMemoryError&) {
       // In a recipe whoever asked first tries again, or each recipe inside another would double the tries.
-      if (Recipe::runs_here() || (core_->evict(bytes_) == 0 && device_is_full)) {
+      if (Recipe::runs_here() || (residency_->evict(bytes_) == 0 && device_is_full)) {
         throw;
       }
       device_is_full = true;
@@ -128,7 +120,7 @@ c10::Storage SavedStorage::find(c10::Stream stream) {
         lent_ = source_lease_.lock();
       }
       if (storage) {
-        core_->counters().reused.add(bytes_);
+        residency_->ledger().counters().reused.add(bytes_);
       } else if (recipe_ == nullptr) {
         fetched = fetch(stream, {});
         unwanted = comes_back(fetched);
@@ -203,15 +195,15 @@ c10::Storage SavedStorage::recompute(c10::Stream stream) {
       return back->get();
     }
   }
-  const HostRange range(core_->trace(), "recompute", bytes_);
+  const HostRange range(residency_->trace(), "recompute", bytes_);
   c10::Storage made;
   {
     const StepRecorder::Detour detour(recorder_.get(), index_in_record_);
     made = recipe_->run();
   }
-  const c10::Storage storage = core_->counted(std::move(made.mutable_data_ptr()), bytes_);
-  core_->counters().recomputed.add(bytes_);
-  auto fetched = std::make_shared<Fetched>(core_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  const c10::Storage storage = residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_);
+  residency_->ledger().counters().recomputed.add(bytes_);
+  auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
   fetched->asked_for();
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
@@ -222,7 +214,7 @@ c10::Storage SavedStorage::recompute(c10::Stream stream) {
 c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
   try {
     if (fetched->is_source()) {
-      core_->counters().reused.add(bytes_);
+      residency_->ledger().counters().reused.add(bytes_);
     }
     return fetched->get();
   } catch (...) {
@@ -244,12 +236,12 @@ c10::Storage SavedStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
 // Room for a fetch of so many bytes more on the device.
 bool SavedStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
   if (!held_bytes) {
-    return core_->window().try_hold(bytes_, core_->window_limit(), room);
+    return residency_->window().try_hold(bytes_, residency_->bounds().window(), room);
   }
-  if (core_->storages_on_device() + bytes > *held_bytes) {
+  if (residency_->ledger().storages_on_device() + bytes > *held_bytes) {
     return false;
   }
-  room = core_->window().hold(bytes_);
+  room = residency_->window().hold(bytes_);
   return true;
 }
 
@@ -258,19 +250,19 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
   if (state_ != State::kAway) {
     return true;
   }
-  const c10::Stream stream = core_->tier().current_stream();
+  const c10::Stream stream = residency_->tier().current_stream();
   if (std::optional<c10::Storage> source = live_source()) {
     // Where steps wait for copies, what the stash still has takes no room in the window: it would fill it, and no copy
     // would start.
     const std::uint64_t more = source_lease_.expired() ? bytes_ : 0;  // if others have it, it would go without ebb
-    const bool beside_window = !held_bytes && core_->sources_beside_window();
+    const bool beside_window = !held_bytes && residency_->bounds().sources_beside_window();
     Gauge::Lease room;
-    if (beside_window ? !core_->retained().try_hold(bytes_, core_->stash_limit(), room)
+    if (beside_window ? !residency_->retained().try_hold(bytes_, residency_->bounds().stash(), room)
                       : !take_room(more, held_bytes, room)) {
       return beside_window;  // somebody else has it: perhaps for long enough
     }
-    back_ =
-        std::make_shared<Fetched>(core_->tier(), *std::move(source), Ticket{}, stream, device_lease(), std::move(room));
+    back_ = std::make_shared<Fetched>(residency_->tier(), *std::move(source), Ticket{}, stream, device_lease(),
+                                      std::move(room));
   } else if (handed_out_on(stream)) {  // the program has it, and an unpack finds it
     return true;
   } else {
@@ -279,8 +271,7 @@ bool SavedStorage::fetch_ahead(std::optional<std::uint64_t> held_bytes) {
       return false;
     }
     try {
-      const auto before = std::exchange(fetching_ahead(), true);
-      const auto over = c10::make_scope_exit([before] { fetching_ahead() = before; });
+      const Residency::FetchingAhead here;
       back_ = fetch(stream, std::move(window));
     } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
       return false;
@@ -348,11 +339,11 @@ std::optional<c10::Storage> SavedStorage::live_source() const {
 
 std::shared_ptr<Gauge::Lease> SavedStorage::device_lease() {
   std::shared_ptr<Gauge::Lease> lease = source_lease_.lock();
-  return lease != nullptr ? lease : std::make_shared<Gauge::Lease>(core_->on_device().hold(bytes_));
+  return lease != nullptr ? lease : std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_));
 }
 
 std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease window) {
-  Tier& tier = core_->tier();
+  Tier& tier = residency_->tier();
   fetching_here() = this;
   const auto over = c10::make_scope_exit([] { fetching_here() = nullptr; });
   c10::DataPtr data = tier.allocate(bytes_);
@@ -362,8 +353,8 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   after.add(WaitPoint::kInAfterOut, left_);
   Ticket arrived = tier.copy_in(data.get(), *block_, after);
   block_->gate(WaitPoint::kInGatesBlock, arrived);
-  core_->counters().fetched.add(bytes_);
-  c10::Storage storage = core_->counted(std::move(data), bytes_);
+  residency_->ledger().counters().fetched.add(bytes_);
+  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
   return std::make_shared<Fetched>(tier, std::move(storage), std::move(arrived), stream, nullptr, std::move(window));
 }
 

@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "offload/core.h"
 #include "offload/remembered_tensor.h"
 
 namespace ebb {

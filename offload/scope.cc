@@ -3,8 +3,9 @@
 #include <tuple>
 #include <utility>
 
+#include "offload/backward_pass.h"
 #include "offload/core.h"
-#include "offload/engine.h"
+#include "offload/early_fetch.h"
 #include "offload/tape.h"
 
 namespace ebb {
@@ -101,7 +102,7 @@ Scope::Target Scope::current() {
   return {};
 }
 
-std::shared_ptr<Tape> Scope::tape(Core& core) {
+std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Core>& core) {
   // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
   // (create_graph, recomputation) stays with the step that it serves.
   const auto is_present = [this] { return tape_ != nullptr && (!tape_->in_use() || in_backward()); };
@@ -112,7 +113,8 @@ std::shared_ptr<Tape> Scope::tape(Core& core) {
     }
   }
   // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
-  std::shared_ptr<Tape> next = core.tape_of_this_thread();
+  std::shared_ptr<Tape> next = core->tape_of_this_thread();
+  EarlyFetch::expect(core, next);
   const auto locked = lock();
   if (ended_) {  // since this save began, on another thread
     return next;

@@ -5,7 +5,7 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include "streams/process_mark.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 
@@ -50,7 +50,7 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   [[nodiscard]] static Target current();
 
   // The step that a save made now, for `core`, belongs to. See Core::tape_of_this_thread.
-  [[nodiscard]] std::shared_ptr<Tape> tape(Core& core);
+  [[nodiscard]] std::shared_ptr<Tape> tape(const std::shared_ptr<Core>& core);
 
  private:
   using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "streams/tier.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 

@@ -9,7 +9,7 @@
 #include <c10/core/Stream.h>
 
 #include "offload/gauge.h"
-#include "streams/tier.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 

@@ -14,7 +14,7 @@
 #include "offload/device_meter.h"
 #include "offload/plan_report.h"
 #include "policy/step_record.h"
-#include "streams/tier.h"
+#include "streams/base/tier.h"
 
 namespace ebb {
 

@@ -136,7 +136,7 @@ std::shared_ptr<const Plan> Tape::plan() {
   return plan_;
 }
 
-Tape::Id Tape::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
+Tape::Id Tape::append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream,
                       std::uint32_t ordinal, Went when) {
   const std::lock_guard lock(mutex_);
   const Id id = next_id_++;

@@ -17,7 +17,7 @@
 namespace ebb {
 
 class OrderBook;
-class SavedStorage;
+class Prefetchable;
 class StepRecorder;
 class ThreadSteps;
 
@@ -69,7 +69,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
   // Adds a storage that went away, as decided at its save or later; `stream`: on which it was saved; `ordinal`: as
   // Candidate::ordinal.
   enum class Went : bool { kAtItsSave, kLater };
-  Id append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
+  Id append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
             Went when);
 
   // The storage that went away last at its save, and the largest of those before it.
@@ -123,7 +123,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
  private:
   struct Entry {
     Id id;
-    std::weak_ptr<SavedStorage> storage;
+    std::weak_ptr<Prefetchable> storage;
     std::uint64_t bytes;
     std::uint32_t ordinal;
     std::uint64_t used_in = 0;  // the last pass over the graph that has used it

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "offload/order_book.h"
-#include "offload/saved_storage.h"
+#include "offload/prefetchable.h"
 #include "offload/thread_steps.h"
 
 // In which order backward is expected to use what went away, and fetching that ahead; tape.cc has the rest.
@@ -91,13 +91,13 @@ void Tape::fetch_early(c10::Stream stream) {
 }
 
 bool Tape::fetch_ahead() {
-  std::vector<std::shared_ptr<SavedStorage>> asked;  // if the graph is dropped meanwhile, they end after the lock
+  std::vector<std::shared_ptr<Prefetchable>> asked;  // if the graph is dropped meanwhile, they end after the lock
   const std::unique_lock one_at_a_time(fetch_mutex_, std::try_to_lock);
   if (!one_at_a_time) {
     return false;
   }
   while (true) {
-    std::shared_ptr<SavedStorage> next;
+    std::shared_ptr<Prefetchable> next;
     Id id = 0;
     std::size_t rank = 0;
     std::uint64_t resets = 0;
@@ -199,7 +199,7 @@ void Tape::drop_guesses(const std::function<bool()>& enough) {
       prefetches_now();
       return;
     }
-    std::shared_ptr<SavedStorage> storage;
+    std::shared_ptr<Prefetchable> storage;
     {
       const std::lock_guard lock(mutex_);
       const std::optional<std::uint32_t> index = index_locked(*guess);

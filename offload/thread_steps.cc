@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "offload/tape.h"
-
 namespace ebb {
 
 std::shared_ptr<Tape> ThreadSteps::last() {

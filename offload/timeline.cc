@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "offload/engine.h"
+#include "offload/backward_pass.h"
 
 namespace ebb {
 

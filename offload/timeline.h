@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "offload/timeline_sample.h"
-#include "streams/process_mark.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 

@@ -6,6 +6,7 @@ _BUILD = """
 
 cc_library(
     name = "torch",
+    defines = ["AT_PER_OPERATOR_HEADERS"],  # LibTorch's headers then include the operators that they use, not all
     includes = [
         "include",
         "include/torch/csrc/api/include",

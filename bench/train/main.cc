@@ -25,7 +25,7 @@
 #include "bench/whole_file.h"
 #include "policy/minimum_size.h"
 #include "policy/recompute.h"
-#include "streams/mmap_allocator.h"
+#include "streams/disk/mmap_allocator.h"
 
 namespace ebb {
 namespace {

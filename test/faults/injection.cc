@@ -10,7 +10,7 @@
 
 #include "offload/offloader.h"
 #include "policy/everything.h"
-#include "streams/spill_corrupted.h"
+#include "streams/disk/spill_corrupted.h"
 #include "test/random/device_bytes.h"
 
 namespace ebb::faults {

@@ -9,8 +9,8 @@
 #include <c10/core/Device.h>
 
 #include "offload/options.h"
-#include "streams/fault_plan.h"
-#include "streams/simulated_tier.h"
+#include "streams/checked/fault_plan.h"
+#include "streams/simulated/simulated_tier.h"
 #include "test/faults/step.h"
 
 namespace ebb::faults {

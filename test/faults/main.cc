@@ -1,7 +1,7 @@
 // Does every refusal of the system end in exact gradients or in one typed error, with nothing lost?
 //
-// Every call that the system may refuse (streams/fault_point.h) fails at its n-th time, for every n of a short run,
-// once and from then on. The last line is `injections: N, wrong: W`.
+// Every call that the system may refuse (streams/base/fault_point.h) fails at its n-th time, for every n of a short
+// run, once and from then on. The last line is `injections: N, wrong: W`.
 //
 // Exits 0 if none was wrong, 1 if some were, 2 for flags that cannot be used.
 
@@ -15,7 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <c10/core/Device.h>
 
-#include "streams/fault_plan.h"
+#include "streams/checked/fault_plan.h"
 #include "test/faults/injection.h"
 #include "test/faults/step.h"
 #include "test/machine.h"

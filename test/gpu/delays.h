@@ -4,9 +4,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "streams/block.h"
-#include "streams/copy_batch.h"
-#include "streams/pinned_tier.h"
+#include "streams/base/block.h"
+#include "streams/gpu/copy_batch.h"
+#include "streams/gpu/pinned_tier.h"
 
 // Delays on a GPU for tests of order: each lasts some tens of milliseconds, far longer than the host takes to queue all
 // that a test does meanwhile, so that work which should wait, and does not, comes first every time.

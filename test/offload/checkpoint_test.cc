@@ -17,7 +17,7 @@
 
 #include "offload/checkpoint.h"
 #include "policy/recompute.h"
-#include "streams/simulated_device_allocator.h"
+#include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/stall_watch.h"
-#include "streams/simulated_stream_guard.h"
+#include "streams/simulated/simulated_stream_guard.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

@@ -17,7 +17,7 @@
 
 #include "offload/out_of_memory.h"
 #include "policy/everything.h"
-#include "streams/simulated_device_allocator.h"
+#include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/on_threads.h"
 #include "test/offload/parity.h"
 #include "test/offload/printed.h"

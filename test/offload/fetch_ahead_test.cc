@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "policy/callback.h"
-#include "streams/fault_plan.h"
+#include "streams/checked/fault_plan.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -38,10 +38,11 @@ TEST_CASE_METHOD(
   for (int time = 0; time < 3; ++time) {
     static_cast<void>(grad({loss}, {middle}, {}, /*retain_graph=*/true));
     REQUIRE(rig.stats().window.now_bytes == 4 * kBytes);
-    const at::Tensor next = chain(in.activation({32}), 6);
+    const at::Tensor next_input = in.activation({32});
+    const at::Tensor next = chain(next_input, 6);
     CHECK(rig.stats().window.now_bytes == 0);
     CHECK(rig.stats().saved_on_device.now_bytes == 0);
-    static_cast<void>(grad({next.sum()}, {next}));
+    static_cast<void>(grad({next.sum()}, {next_input}));
   }
   static_cast<void>(grad({loss}, {input}));
 }

@@ -55,7 +55,7 @@ TEST_CASE("on a GPU a source is not freed before its copy out, however late that
   for (const int value : {1, 2, 3, 4}) {
     uses.push_back(world.save(world.make(value)));  // in the memory of the last, if that was let go too early
   }
-  world.core->stash().drain();
+  world.core->residency().stash().drain();
   GpuOrderingWorld::finish();
   for (auto use = uses.rbegin(); use != uses.rend(); ++use) {
     world.read((*use)->get());
@@ -159,7 +159,7 @@ TEST_CASE("on a GPU memory that was fetched ahead and never used is not reused b
   GpuOrderingWorld::finish();
   world.lanes.hold_in();
   world.read(last->get());  // fetches the other ahead
-  REQUIRE(world.core->window().now_bytes() == world.bytes);
+  REQUIRE(world.core->residency().window().now_bytes() == world.bytes);
   unused.reset();
   const std::vector<at::Tensor> next = world.make_everywhere(9);  // one of them in the memory that the copy in writes
   GpuOrderingWorld::finish();

@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/core.h"
-#include "streams/pinned_tier.h"
+#include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 
 namespace ebb::test {

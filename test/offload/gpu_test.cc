@@ -12,7 +12,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/minimum_size.h"
-#include "streams/cuda_event.h"
+#include "streams/gpu/cuda_event.h"
 #include "test/gpu/delays.h"
 #include "test/offload/on_threads.h"
 #include "test/random/device_bytes.h"

@@ -53,7 +53,7 @@ TEST_CASE("a source is not freed before its copy out, however late that runs", "
   for (float value = 0; value < 8; ++value) {
     uses.push_back(world.save(world.make(value)));  // memory that was let go too early is overwritten by the next make
   }
-  world.core->stash().drain();
+  world.core->residency().stash().drain();
   for (auto use = uses.rbegin(); use != uses.rend(); ++use) {
     world.read((*use)->get());
   }
@@ -64,11 +64,11 @@ TEST_CASE("a source is not freed before its copy out, however late that runs", "
 TEST_CASE("the stash holds a source only until its copy is done", "[ordering]") {
   OrderingWorld world(Schedule::kLate, 0, {.stash_bytes = 100 * kBytes});
   const auto use = world.save(world.make(7));
-  world.core->stash().sweep();
-  CHECK(world.core->stash().gauge().now_bytes() == kBytes);
+  world.core->residency().stash().sweep();
+  CHECK(world.core->residency().stash().gauge().now_bytes() == kBytes);
   world.run();
-  world.core->stash().sweep();
-  CHECK(world.core->stash().gauge().now_bytes() == 0);
+  world.core->residency().stash().sweep();
+  CHECK(world.core->residency().stash().gauge().now_bytes() == 0);
 }
 
 TEST_CASE("a save that ends takes finished sources out of the stash", "[ordering]") {
@@ -76,7 +76,7 @@ TEST_CASE("a save that ends takes finished sources out of the stash", "[ordering
   auto use = world.save(world.make(7));
   world.run();
   use.reset();
-  CHECK(world.core->stash().gauge().now_bytes() == 0);
+  CHECK(world.core->residency().stash().gauge().now_bytes() == 0);
 }
 
 TEST_CASE("the stash never holds more than its bound", "[ordering]") {
@@ -84,9 +84,9 @@ TEST_CASE("the stash never holds more than its bound", "[ordering]") {
   std::vector<std::unique_ptr<SavedStorage::Use>> uses;
   for (float value = 0; value < 8; ++value) {
     uses.push_back(world.save(world.make(value)));
-    CHECK(world.core->stash().gauge().now_bytes() <= 3 * kBytes);
+    CHECK(world.core->residency().stash().gauge().now_bytes() <= 3 * kBytes);
   }
-  CHECK(world.core->stash().gauge().now_bytes() == 3 * kBytes);
+  CHECK(world.core->residency().stash().gauge().now_bytes() == 3 * kBytes);
 }
 
 TEST_CASE("a copy in waits for the copy out of the same bytes", "[ordering]") {
@@ -159,9 +159,9 @@ TEST_CASE("memory that was fetched ahead and never used is not reused before its
   const auto last = world.save(world.make(8));
   world.run();
   world.read(last->get());  // fetches the other ahead
-  REQUIRE(world.core->window().now_bytes() == kBytes);
+  REQUIRE(world.core->residency().window().now_bytes() == kBytes);
   unused.reset();
-  CHECK(world.core->window().now_bytes() == 0);
+  CHECK(world.core->residency().window().now_bytes() == 0);
   const at::Tensor next = world.make(9);  // in the memory that the copy in writes
   world.read(next.storage());
   world.run();
@@ -207,7 +207,7 @@ TEST_CASE("a second pass over a retained graph fetches again, and the device cop
   const auto use = world.save(world.make(7));
   world.run();
   world.read(use->get());
-  CHECK(world.core->on_device().now_bytes() == 0);
+  CHECK(world.core->residency().ledger().on_device().now_bytes() == 0);
   world.read(use->get());
   CHECK(world.core->stats().fetched.tensors == 2);
   world.run();
@@ -282,14 +282,14 @@ TEST_CASE("what comes next is fetched ahead, within the window, in reverse order
     uses.push_back(world.save(world.make(value)));
   }
   static_cast<void>(uses[5]->get());
-  CHECK(world.core->window().now_bytes() == 2 * kBytes);
+  CHECK(world.core->residency().window().now_bytes() == 2 * kBytes);
   CHECK(world.core->stats().fetched.tensors == 3);
   static_cast<void>(uses[4]->get());
   CHECK(world.core->stats().fetched.tensors == 4);
   static_cast<void>(uses[3]->get());
   static_cast<void>(uses[2]->get());
   CHECK(world.core->stats().fetched.tensors == 6);
-  CHECK(world.core->window().peak_bytes() == 2 * kBytes);
+  CHECK(world.core->residency().window().peak_bytes() == 2 * kBytes);
 }
 
 }  // namespace ebb

@@ -9,8 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/core.h"
-#include "streams/simulated_stream_guard.h"
-#include "streams/simulated_tier.h"
+#include "streams/simulated/simulated_stream_guard.h"
+#include "streams/simulated/simulated_tier.h"
 
 namespace ebb::test {
 

@@ -14,7 +14,7 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/simulated_device_allocator.h"
+#include "streams/simulated/simulated_device_allocator.h"
 #include "test/random/ready_queue.h"
 
 namespace ebb {

@@ -9,6 +9,7 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <catch2/catch.hpp>
 
@@ -26,6 +27,8 @@ struct Ending {
   int status;  // the exit code; 128 + N where signal N ended it, as shells count
   std::string said;
 };
+
+Ending well(std::string said) { return {0, std::move(said)}; }
 
 bool operator==(const Ending& a, const Ending& b) { return a.status == b.status && a.said == b.said; }
 
@@ -95,6 +98,15 @@ TEST_CASE("std::exit with copies in flight ends well, though nothing is destroye
   CHECK(probe("exit_in_flight") == kSilent);
 }
 
+TEST_CASE("an engine that was the default before is asked for all that ebb does not answer", "[process]") {
+  CHECK(probe("engine_of_program") == well("before: hooks yes, metadata no, backward yes\n"
+                                           "outside: hooks yes, metadata no, backward yes\n"
+                                           "guarded: hooks no, metadata no, backward yes\n"
+                                           "guarded: hooks no, metadata yes, backward yes\n"
+                                           "left to LibTorch: hooks yes, metadata no, backward yes\n"
+                                           "moved\n"));
+}
+
 TEST_CASE("std::exit under a guard ends well", "[process]") { CHECK(probe("exit_under_guard") == kSilent); }
 
 TEST_CASE("std::exit on another thread than main's destroys a global offloader in peace", "[process]") {
@@ -114,54 +126,54 @@ TEST_CASE("a static offloader says after main what came of it, and one that outl
 }
 
 TEST_CASE("a forked child that does nothing exits well, and its parent's gradients are exact", "[process]") {
-  CHECK(probe("fork_and_exit") == Ending{0, "child: exit 0\nexact\n"});
+  CHECK(probe("fork_and_exit") == well("child: exit 0\nexact\n"));
 }
 
 TEST_CASE("a forked child may _exit, and its parent's gradients are exact", "[process]") {
-  CHECK(probe("fork_and_exit_at_once") == Ending{0, "child: exit 0\nexact\n"});
+  CHECK(probe("fork_and_exit_at_once") == well("child: exit 0\nexact\n"));
 }
 
 TEST_CASE("a fork while copies are in flight harms neither child nor parent", "[process]") {
-  CHECK(probe("fork_in_flight") == Ending{0, "child: exit 0\nexact\n"});
+  CHECK(probe("fork_in_flight") == well("child: exit 0\nexact\n"));
 }
 
 TEST_CASE("a forked child may destroy its copies of graph and offloader while copies are in flight", "[process]") {
-  CHECK(probe("fork_and_drop") == Ending{0, "child: exit 0\nexact\n"});
+  CHECK(probe("fork_and_drop") == well("child: exit 0\nexact\n"));
 }
 
 TEST_CASE("a save in a child that was forked under a guard is one clear error, and none once the guard is left",
           "[process]") {
-  CHECK(probe("fork_under_guard") == Ending{0, std::string(kRefused) + "nothing\nchild: exit 0\nexact\n"});
+  CHECK(probe("fork_under_guard") == well(repeated(1, kRefused) + "nothing\nchild: exit 0\nexact\n"));
 }
 
 TEST_CASE("each use of its parent's offloader in a forked child is the same clear error", "[process]") {
-  CHECK(probe("fork_and_ask") == Ending{0, repeated(6, kRefused) + "child: exit 0\nexact\n"});
+  CHECK(probe("fork_and_ask") == well(repeated(6, kRefused) + "child: exit 0\nexact\n"));
 }
 
 TEST_CASE("backward through its parent's graph in a forked child is one clear error each time", "[process]") {
-  CHECK(probe("fork_and_unpack") == Ending{0, repeated(2, kRefused) + "child: exit 0\nexact\n"});
+  CHECK(probe("fork_and_unpack") == well(repeated(2, kRefused) + "child: exit 0\nexact\n"));
 }
 
 TEST_CASE("a forked child may make an offloader of its own, and so is a parent itself", "[process]") {
   CHECK(probe("fork_and_make_own") ==
-        Ending{0, "exact\nmoved: 13\n" + std::string(kRefused) + "child: exit 0\nexact\nchild: exit 0\nexact\n"});
+        well("exact\nmoved: 13\n" + repeated(1, kRefused) + "child: exit 0\nexact\nchild: exit 0\nexact\n"));
 }
 
 TEST_CASE("backward in a forked child through saves that all passed through is exact", "[process]") {
-  CHECK(probe("fork_and_use_kept") == Ending{0, "exact\nchild: exit 0\n"});
+  CHECK(probe("fork_and_use_kept") == well("exact\nchild: exit 0\n"));
 }
 
 TEST_CASE("forks among threads that hold ebb's locks leave no child hanging", "[process]") {
-  CHECK(probe("fork_among_threads") == Ending{0, repeated(10, "ebb: this offloader\nchild: exit 0\n") + "exact\n"});
+  CHECK(probe("fork_among_threads") == well(repeated(10, "ebb: this offloader\nchild: exit 0\n") + "exact\n"));
 }
 
 TEST_CASE("after a fork of a process that uses a GPU the child gets a clear error and the parent goes on exactly",
           "[process][gpu]") {
-  CHECK(run_probe("fork_on_gpu", "") == Ending{0, std::string(kRefused) + "child: exit 0\nexact\n"});
+  CHECK(run_probe("fork_on_gpu", "") == well(repeated(1, kRefused) + "child: exit 0\nexact\n"));
 }
 
 TEST_CASE("an offloader over the CPU has freed memory go back to the system, also after its end", "[process]") {
-  CHECK(probe("memory_returned") == Ending{0, "returned\nreturned\nequal\n"});
+  CHECK(probe("memory_returned") == well("returned\nreturned\nequal\n"));
 }
 
 TEST_CASE("an offloader that is told so leaves malloc alone", "[process]") {
@@ -171,7 +183,7 @@ TEST_CASE("an offloader that is told so leaves malloc alone", "[process]") {
 }
 
 TEST_CASE("a CPU allocator that the program sets, before an offloader or after it, stays", "[process]") {
-  CHECK(probe("memory_of_programs_allocator") == Ending{0, "the program's\nanother\nthe program's\n"});
+  CHECK(probe("memory_of_programs_allocator") == well("the program's\nanother\nthe program's\n"));
 }
 
 }  // namespace ebb

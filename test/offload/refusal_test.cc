@@ -1,13 +1,11 @@
 // A tier that refuses: memory on the way back, and copies that it does not even queue.
 
-#ifdef EBB_CHECKED
-
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/fault_plan.h"
+#include "streams/checked/fault_plan.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -101,5 +99,3 @@ TEST_CASE_METHOD(
 
 }  // namespace
 }  // namespace ebb
-
-#endif  // EBB_CHECKED

@@ -14,8 +14,8 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
-#include "streams/fault_plan.h"
-#include "streams/spill_corrupted.h"
+#include "streams/checked/fault_plan.h"
+#include "streams/disk/spill_corrupted.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -71,7 +71,6 @@ TEST_CASE_METHOD(NoLeak, "saves that a spill file has no room for stay, are coun
   CHECK(stats.kept_for(Kept::kNoRoom).bytes == (kStorages - fitting) * kStorageBytes);
 }
 
-#ifdef EBB_CHECKED
 TEST_CASE_METHOD(NoLeak, "a disk that is full from some moment on keeps what it has and takes no more, and is exact") {
   const Program program = train(forward, true);
   const Outcome expected = plain(program);
@@ -86,7 +85,6 @@ TEST_CASE_METHOD(NoLeak, "a disk that is full from some moment on keeps what it 
   CHECK(stats.kept_for(Kept::kNoRoom).tensors == kept);
   CHECK(stats.offloaded.tensors == kStorages - kept);
 }
-#endif
 
 // The spill file of this process, as a file of its own: buffered, and with any name that the system gives it.
 int open_spill_file() {

@@ -14,7 +14,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/everything.h"
-#include "streams/trace.h"
+#include "streams/base/trace.h"
 #include "test/offload/networks.h"
 #include "test/offload/on_threads.h"
 #include "test/offload/parity.h"

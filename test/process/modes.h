@@ -8,6 +8,7 @@ namespace ebb {
 // What the probe does, by the names of its modes.
 using Modes = std::map<std::string, void (*)()>;
 
+extern const Modes kEngineModes;
 extern const Modes kExitModes;
 extern const Modes kForkModes;
 extern const Modes kMemoryModes;

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   alarm(kProbeSeconds);
   at::set_num_threads(1);  // libgomp's threads do not survive fork either, and nothing here needs them
   ebb::Modes modes = ebb::kExitModes;
+  modes.insert(ebb::kEngineModes.begin(), ebb::kEngineModes.end());
   modes.insert(ebb::kForkModes.begin(), ebb::kForkModes.end());
   modes.insert(ebb::kMemoryModes.begin(), ebb::kMemoryModes.end());
   const auto mode = modes.find(argc == 2 ? argv[1] : "");

@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include "streams/simulated_device_allocator.h"
+#include "streams/simulated/simulated_device_allocator.h"
 #include "test/random/ready_queue.h"
 
 namespace ebb::graphs {

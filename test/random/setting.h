@@ -9,9 +9,9 @@
 
 #include "offload/offloader.h"
 #include "offload/options.h"
-#include "streams/simulated_device_allocator.h"
-#include "streams/simulated_queues.h"
-#include "streams/simulated_tier.h"
+#include "streams/simulated/simulated_device_allocator.h"
+#include "streams/simulated/simulated_queues.h"
+#include "streams/simulated/simulated_tier.h"
 #include "test/random/random.h"
 
 namespace ebb::graphs {

@@ -1,4 +1,4 @@
-#include "streams/aligned_memory.h"
+#include "streams/base/aligned_memory.h"
 
 #include <cinttypes>
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/block_pool.h"
+#include "streams/base/block_pool.h"
 #include "test/streams/fake_backing.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "streams/block_pool.h"
+#include "streams/base/block_pool.h"
 
 #include <cstdint>
 #include <optional>

@@ -9,9 +9,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <catch2/catch.hpp>
 
-#include "streams/copy_batch.h"
-#include "streams/fault_plan.h"
-#include "streams/pinned_tier.h"
+#include "streams/checked/fault_plan.h"
+#include "streams/gpu/copy_batch.h"
+#include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

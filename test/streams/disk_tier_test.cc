@@ -1,4 +1,4 @@
-#include "streams/disk_tier.h"
+#include "streams/disk/disk_tier.h"
 
 #include <sys/resource.h>
 
@@ -20,20 +20,23 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
-#include "streams/host_completion.h"
-#include "streams/mmap_allocator.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/base/host_completion.h"
+#include "streams/disk/mmap_allocator.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {
 namespace {
 
-// Copies a block back in and compares.
+// Copies a block back in and compares. The memory lives until the copy is over, also where the wait is left out.
 bool holds(DiskTier& tier, const Block& block, const std::vector<std::byte>& expected, const Ticket& after) {
   const c10::DataPtr back = tier.allocate(block.size());
   std::memset(back.get(), 0, block.size());  // memory that was used before may hold what is expected
-  tier.wait(WaitPoint::kCaller, tier.current_stream(), tier.copy_in(back.get(), block, {WaitPoint::kCaller, after}));
-  return block.size() == expected.size() && std::memcmp(back.get(), expected.data(), expected.size()) == 0;
+  const Ticket in = tier.copy_in(back.get(), block, {WaitPoint::kCaller, after});
+  tier.wait(WaitPoint::kCaller, tier.current_stream(), in);
+  const bool same = block.size() == expected.size() && std::memcmp(back.get(), expected.data(), expected.size()) == 0;
+  in->synchronize();
+  return same;
 }
 
 std::multiset<std::string> thread_names() {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "streams/block_pool.h"
+#include "streams/base/block_pool.h"
 
 namespace ebb {
 

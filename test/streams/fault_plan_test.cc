@@ -1,6 +1,4 @@
-#ifdef EBB_CHECKED
-
-#include "streams/fault_plan.h"
+#include "streams/checked/fault_plan.h"
 
 #include <cstdint>
 #include <cstring>
@@ -12,9 +10,9 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/disk_tier.h"
-#include "streams/simulated_tier.h"
-#include "streams/uring_io.h"
+#include "streams/disk/disk_tier.h"
+#include "streams/disk/uring_io.h"
+#include "streams/simulated/simulated_tier.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {
@@ -152,5 +150,3 @@ TEST_CASE("chunks that the ring refuses, at every submission and wait or at some
 
 }  // namespace
 }  // namespace ebb
-
-#endif  // EBB_CHECKED

@@ -15,8 +15,8 @@
 #include <catch2/catch.hpp>
 #include <cuda_runtime_api.h>
 
-#include "streams/host_completion.h"
-#include "streams/pinned_tier.h"
+#include "streams/base/host_completion.h"
+#include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "streams/happens_before.h"
+#include "streams/checked/happens_before.h"
 
 #include <memory>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/checked_tier.h"
+#include "streams/checked/checked_tier.h"
 #include "test/streams/simulated_tensors.h"
 
 namespace ebb {
@@ -115,7 +115,7 @@ TEST_CASE("a checked tier reports a wait that its caller has forgotten, and noth
     const c10::DataPtr x = tier->allocate(kBytes);
     const c10::DataPtr y = tier->allocate(kBytes);
     const std::optional<Block> block = tier->try_acquire(kBytes);
-    observe_made(*tier, stream, x.get(), kBytes);
+    tier->made(stream, x.get(), kBytes);
     const Ticket out = tier->copy_out(*block, x.get(), {WaitPoint::kCaller, tier->record(stream)});
     After after(WaitPoint::kCaller, tier->record(stream));
     if (!forgotten) {
@@ -123,7 +123,7 @@ TEST_CASE("a checked tier reports a wait that its caller has forgotten, and noth
     }
     const Ticket in = tier->copy_in(y.get(), *block, after);
     tier->wait(WaitPoint::kCaller, stream, in);
-    observe_use(*tier, stream, y.get(), kBytes);
+    tier->used(stream, y.get(), kBytes);
     tier->wait(WaitPoint::kCaller, stream, out);
     simulated->run_all();
     CHECK(in->done());

@@ -1,4 +1,4 @@
-#include "streams/io_queue.h"
+#include "streams/disk/io_queue.h"
 
 #include <unistd.h>
 
@@ -14,10 +14,10 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
-#include "streams/host_completion.h"
-#include "streams/spill_corrupted.h"
-#include "streams/spill_file.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/base/host_completion.h"
+#include "streams/disk/spill_corrupted.h"
+#include "streams/disk/spill_file.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {

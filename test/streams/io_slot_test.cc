@@ -1,4 +1,4 @@
-#include "streams/io_slot.h"
+#include "streams/disk/io_slot.h"
 
 #include <cerrno>
 #include <cstddef>
@@ -10,11 +10,11 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
-#include "streams/io_job.h"
-#include "streams/io_queue.h"
-#include "streams/spill_corrupted.h"
-#include "streams/spill_file.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/disk/io_job.h"
+#include "streams/disk/io_queue.h"
+#include "streams/disk/spill_corrupted.h"
+#include "streams/disk/spill_file.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {

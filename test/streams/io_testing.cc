@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/uring_io.h"
+#include "streams/disk/uring_io.h"
 
 namespace ebb {
 

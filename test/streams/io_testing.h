@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "streams/io_queue.h"
-#include "streams/ticket.h"
+#include "streams/base/ticket.h"
+#include "streams/disk/io_queue.h"
 
 namespace ebb {
 

@@ -1,4 +1,4 @@
-#include "streams/mmap_allocator.h"
+#include "streams/disk/mmap_allocator.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
+#include "streams/base/aligned_memory.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {

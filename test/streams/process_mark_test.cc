@@ -1,4 +1,4 @@
-#include "streams/process_mark.h"
+#include "streams/base/process_mark.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

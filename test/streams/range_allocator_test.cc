@@ -1,4 +1,4 @@
-#include "streams/range_allocator.h"
+#include "streams/base/range_allocator.h"
 
 #include <algorithm>
 #include <map>

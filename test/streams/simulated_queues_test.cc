@@ -1,4 +1,4 @@
-#include "streams/simulated_queues.h"
+#include "streams/simulated/simulated_queues.h"
 
 #include <atomic>
 #include <memory>
@@ -9,8 +9,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/simulated_stream_guard.h"
-#include "streams/simulated_tier.h"
+#include "streams/simulated/simulated_stream_guard.h"
+#include "streams/simulated/simulated_tier.h"
 #include "test/streams/simulated_tensors.h"
 
 namespace ebb {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "streams/simulated_tier.h"
+#include "streams/simulated/simulated_tier.h"
 
 namespace ebb {
 

@@ -1,11 +1,11 @@
-#include "streams/spill_checksums.h"
+#include "streams/disk/spill_checksums.h"
 
 #include <map>
 #include <random>
 
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
+#include "streams/base/aligned_memory.h"
 
 namespace ebb {
 namespace {

@@ -1,4 +1,4 @@
-#include "streams/spill_file.h"
+#include "streams/disk/spill_file.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -18,8 +18,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/aligned_memory.h"
-#include "streams/io_queue.h"
+#include "streams/base/aligned_memory.h"
+#include "streams/disk/io_queue.h"
 #include "test/streams/io_testing.h"
 #include "test/streams/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "streams/spill_folder.h"
+#include "streams/disk/spill_folder.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -15,8 +15,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/io_queue.h"
-#include "streams/spill_file.h"
+#include "streams/disk/io_queue.h"
+#include "streams/disk/spill_file.h"
 #include "test/streams/io_testing.h"
 #include "test/streams/temporary_folder.h"
 

@@ -16,10 +16,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/io_queue.h"
-#include "streams/spill_file.h"
-#include "streams/spill_folder.h"
-#include "streams/uring_io.h"
+#include "streams/disk/io_queue.h"
+#include "streams/disk/spill_file.h"
+#include "streams/disk/spill_folder.h"
+#include "streams/disk/uring_io.h"
 #include "test/streams/io_testing.h"
 #include "test/streams/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "streams/system_memory.h"
+#include "streams/base/system_memory.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "streams/uring_io.h"
+#include "streams/disk/uring_io.h"
 
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -19,10 +19,10 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/disk_tier.h"
-#include "streams/host_completion.h"
-#include "streams/spill_corrupted.h"
-#include "streams/spill_file.h"
+#include "streams/base/host_completion.h"
+#include "streams/disk/disk_tier.h"
+#include "streams/disk/spill_corrupted.h"
+#include "streams/disk/spill_file.h"
 #include "test/streams/io_testing.h"
 
 namespace ebb {

@@ -1,6 +1,6 @@
 // Is every wait of the library needed, and would a test tell if it were gone?
 //
-// Leaves out each wait of streams/wait_point.h in turn, by the environment variable EBB_WITHOUT_WAIT, and runs the
+// Leaves out each wait of streams/base/wait_point.h in turn, by the environment variable EBB_WITHOUT_WAIT, and runs the
 // tests tagged [ordering] under several sets of random orders (EBB_SEED). A wait counts as caught if under every seed a
 // test fails, or the check of order ends the run. Must be started where the test binaries lie at test/NAME.
 //
@@ -27,7 +27,7 @@
 #include <CLI/CLI.hpp>
 #include <cuda_runtime_api.h>
 
-#include "streams/wait_point.h"
+#include "streams/base/wait_point.h"
 
 namespace {
 

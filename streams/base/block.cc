@@ -1,0 +1,46 @@
+#include "streams/base/block.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "streams/base/block_pool.h"
+
+namespace ebb {
+
+Block::Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates)
+    : pool_(std::move(pool)), address_(address), size_(size), gates_(std::move(gates)) {}
+
+Block::Block(Block&& other) noexcept
+    : pool_(std::move(other.pool_)),
+      address_(std::exchange(other.address_, 0)),
+      size_(std::exchange(other.size_, 0)),
+      gates_(std::exchange(other.gates_, {})) {}
+
+Block& Block::operator=(Block&& other) noexcept {
+  if (this != &other) {
+    give_back();
+    pool_ = std::move(other.pool_);
+    address_ = std::exchange(other.address_, 0);
+    size_ = std::exchange(other.size_, 0);
+    gates_ = std::exchange(other.gates_, {});
+  }
+  return *this;
+}
+
+Block::~Block() { give_back(); }
+
+void Block::gate(WaitPoint why, Ticket ticket) {
+  std::erase_if(gates_, is_done);  // or a graph that is used again and again would gather a ticket for each time
+  if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
+    gates_.reserve(2);  // the copy out and the copy in, usually
+    gates_.push_back(std::move(ticket));
+  }
+}
+
+void Block::give_back() noexcept {
+  if (const std::shared_ptr<BlockPool> pool = std::exchange(pool_, nullptr)) {
+    pool->release(address_, size_, std::move(gates_));
+  }
+}
+
+}  // namespace ebb

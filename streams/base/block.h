@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "streams/base/ticket.h"
+#include "streams/base/wait_point.h"
+
+namespace ebb {
+
+class BlockPool;
+
+// A lease of exactly `size()` bytes of a pool: host memory, or a range of the spill file. Returned to the
+// pool by the destructor, gated: the next lease of any of these bytes must wait for every ticket here.
+//
+// Threads: one owner at a time; the pool behind it may be used from any thread.
+class Block {
+ public:
+  Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates);
+  Block(Block&& other) noexcept;
+  Block& operator=(Block&& other) noexcept;
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block();
+
+  // A pointer's value for host memory, an offset in bytes for a file.
+  [[nodiscard]] std::uint64_t address() const { return address_; }
+  [[nodiscard]] void* data() const { return reinterpret_cast<void*>(address_); }
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+  // Who still uses these bytes: whoever writes them next waits for all of these first (R3 in docs/design.md).
+  [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
+
+  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets those that are.
+  void gate(WaitPoint why, Ticket ticket);
+
+ private:
+  void give_back() noexcept;
+
+  std::shared_ptr<BlockPool> pool_;  // null when moved from
+  std::uint64_t address_;
+  std::size_t size_;
+  std::vector<Ticket> gates_;
+};
+
+}  // namespace ebb

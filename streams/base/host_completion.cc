@@ -1,0 +1,28 @@
+#include "streams/base/host_completion.h"
+
+#include <utility>
+
+namespace ebb {
+
+void HostCompletion::finish(std::exception_ptr error) noexcept {
+  // Notifies under the lock: a waiter that has seen `done_` may destroy this object at once.
+  const std::lock_guard lock(mutex_);
+  error_ = std::move(error);
+  done_ = true;
+  finished_.notify_all();
+}
+
+bool HostCompletion::done() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void HostCompletion::synchronize() const {
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [this] { return done_; });
+  if (error_ != nullptr) {
+    std::rethrow_exception(error_);
+  }
+}
+
+}  // namespace ebb

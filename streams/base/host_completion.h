@@ -1,0 +1,31 @@
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+
+#include "streams/base/ticket.h"
+
+namespace ebb {
+
+// A point that a host thread reaches by saying so: the ticket of a disk request.
+//
+// Threads: every member may be called from any thread. Whoever made it keeps a non-const pointer to finish it, and
+// must call finish exactly once: threads may be blocked in synchronize until then.
+// Memory ordering: what happened before finish is visible after synchronize, and after done has returned true.
+class HostCompletion final : public Completion {
+ public:
+  // `error`: what synchronize throws from now on; null for success. Requires that it was not called before.
+  void finish(std::exception_ptr error) noexcept;
+
+  [[nodiscard]] bool done() const noexcept override;
+  void synchronize() const override;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable finished_;
+  bool done_ = false;         // LOCK: mutex_
+  std::exception_ptr error_;  // LOCK: mutex_
+};
+
+}  // namespace ebb

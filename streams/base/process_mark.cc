@@ -1,0 +1,25 @@
+#include "streams/base/process_mark.h"
+
+#include <pthread.h>
+
+#include <c10/util/Exception.h>
+
+namespace ebb {
+
+constinit std::atomic<std::uint64_t> ProcessMark::forks_{0};
+
+ProcessMark::ProcessMark() noexcept : made_after_(forks_.load(std::memory_order_relaxed)) {
+  // Once a process; a child inherits it. Fails only where there is no memory for the entry: forks go unnoticed then.
+  [[maybe_unused]] static const int installed = ::pthread_atfork(nullptr, nullptr, &ProcessMark::count_fork);
+}
+
+// Runs in the child, before anything else does: nothing but this is async-signal-safe enough.
+void ProcessMark::count_fork() noexcept { forks_.fetch_add(1, std::memory_order_relaxed); }
+
+void ProcessMark::refuse(const char* what) {
+  TORCH_CHECK(false, "ebb: ", what,
+              " was made before fork and cannot be used in the child process: its threads and its CUDA context did not "
+              "survive, and what it saved cannot be had back here. Make a new one in the child.");
+}
+
+}  // namespace ebb

@@ -1,0 +1,71 @@
+#include "streams/base/system_memory.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <system_error>
+
+namespace ebb {
+namespace {
+
+SystemMemory read_machine_memory() {
+  std::ifstream file("/proc/meminfo");
+  SystemMemory memory;
+  std::string name;
+  std::uint64_t kib = 0;
+  std::string unit;
+  while (file >> name >> kib && std::getline(file, unit)) {
+    if (name == "MemTotal:") {
+      memory.total_bytes = kib * 1024;
+    } else if (name == "MemAvailable:") {
+      memory.available_bytes = kib * 1024;
+    }
+  }
+  if (memory.total_bytes == 0 || memory.available_bytes == 0) {
+    constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
+    return {kAll, kAll};
+  }
+  return memory;
+}
+
+std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::uint64_t number = 0;
+  return file >> number ? std::optional(number) : std::nullopt;  // "max" is no number: no limit
+}
+
+// Page cache of the group that the kernel drops when memory is wanted.
+std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string name;
+  std::uint64_t bytes = 0;
+  while (file >> name >> bytes) {
+    if (name == "inactive_file" || name == "total_inactive_file") {
+      return bytes;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
+  std::error_code unreadable;  // is as good as absent
+  const bool version_2 = std::filesystem::exists(folder / "memory.max", unreadable);
+  const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
+  const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
+  if (!limit || !used || *limit >= otherwise.total_bytes) {
+    return otherwise;
+  }
+  const std::uint64_t wanted = *used - std::min(*used, read_inactive_file_bytes(folder / "memory.stat"));
+  return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
+}
+
+SystemMemory read_system_memory() {
+  // Inside a container its own group stands at the root. Version 1 has a folder for each controller.
+  return within_control_group("/sys/fs/cgroup", within_control_group("/sys/fs/cgroup/memory", read_machine_memory()));
+}
+
+}  // namespace ebb

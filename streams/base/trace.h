@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "streams/base/process_mark.h"
+#include "streams/base/trace_span.h"
+
+namespace ebb {
+
+// Collects what took time, so that each lost millisecond can be pointed at. Where nobody asked for a trace there is
+// none, and pointers to it are null.
+//
+// Threads: every member may be called from any thread.
+class Trace {
+ public:
+  static constexpr std::size_t kMaxSpans = 1'000'000;  // 48 MB; later ones are dropped until the next take
+
+  // Spans of the host are those of the calling thread.
+  void add(const char* name, TraceTrack track, TraceSpan::Time begin, TraceSpan::Time end,
+           std::uint64_t bytes) noexcept;
+
+  // All since the last call, in the order in which they became known.
+  [[nodiscard]] std::vector<TraceSpan> take();
+
+ private:
+  const ProcessMark process_;
+  std::mutex mutex_;
+  std::vector<TraceSpan> spans_;                              // LOCK: mutex_
+  std::unordered_map<std::thread::id, std::uint64_t> names_;  // LOCK: mutex_
+};
+
+// What the calling thread does while this lives: a span of the trace, if there is one, and a range for NVTX, which
+// costs a few nanoseconds where no profiler listens.
+class HostRange {
+ public:
+  // `name` must be a literal.
+  HostRange(Trace* trace, const char* name, std::uint64_t bytes = 0) noexcept;
+  ~HostRange();
+  HostRange(const HostRange&) = delete;
+  HostRange& operator=(const HostRange&) = delete;
+
+ private:
+  Trace* const trace_;
+  const char* const name_;
+  const std::uint64_t bytes_;
+  TraceSpan::Time begin_;
+};
+
+}  // namespace ebb

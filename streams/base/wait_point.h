@@ -1,0 +1,89 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace ebb {
+
+// Every wait, gate and hold that keeps the library's bytes in order, by name. A copy's list (After), a stream's wait
+// (Tier::wait) and a block's gate (Block::gate) each take the name of their reason, so a wait without an entry here
+// does not compile. docs/design.md says which rule each serves.
+//
+// Note [Waits that can be taken away]
+// Tests can leave out any one of them (streams/checked/wait_plan.cc): `./dev test waits` does so with each in turn and
+// expects a test to fail. Nothing else writes `left_out`.
+enum class WaitPoint : std::uint8_t {
+  kCaller,  // a wait of somebody outside the library; always in force
+
+  kOutAfterCompute,     // a copy out, behind the work that makes its bytes
+  kOutAfterBlockUsers,  // a copy out, behind the copies of the block's earlier owners
+  kOutGatesBlock,       // a block's next owner, behind the copy out
+  kSourceInStash,       // a source's memory, held while its copy out is under way
+  kStashSweep,          // a source is let go only if its copy out is done
+  kStashBound,          // the stream, behind a source's copy out before it is let go to make room
+  kStashEnd,            // the streams, behind all copies out of a stash that ends
+
+  kInAfterOut,     // a copy in, behind the copy out of the same bytes
+  kInAfterMemory,  // a copy in, behind the earlier users of the memory that it writes
+  kInGatesBlock,   // a block's next owner, behind the copy in
+  kUseAfterIn,     // the stream that asks for the bytes, behind the copy in
+  kUnusedAfterIn,  // the stream that owns the memory, behind a copy in that nobody has asked for
+  kOwnStream,      // a copy in is handed to no stream but the one whose memory it is in
+  kPendingUses,    // a copy in is kept until each save of its storage has had it
+
+  kPoolGates,     // bytes that return to a pool, with the tickets of their users
+  kPoolEnd,       // a pool's memory, behind all its users
+  kDiskGates,     // a disk request, behind the tickets in its list
+  kDiskLastPart,  // a disk request's ticket, behind its last part
+  kHostWait,      // the calling thread, where it is the compute stream, behind a ticket
+
+  kLaneGates,   // GPU: a lane, behind the tickets in a copy's list
+  kStreamWait,  // GPU: a compute stream, behind a ticket
+  kSlabEnd,     // GPU: host memory is unmapped, behind all work of the device
+};
+
+struct WaitPointName {
+  WaitPoint point;
+  std::string_view name;
+  bool gpu_only;  // only a GPU's tier has it
+};
+
+// Those that can be taken away.
+inline constexpr std::array kWaitPoints{
+    WaitPointName{WaitPoint::kOutAfterCompute, "out_after_compute", false},
+    WaitPointName{WaitPoint::kOutAfterBlockUsers, "out_after_block_users", false},
+    WaitPointName{WaitPoint::kOutGatesBlock, "out_gates_block", false},
+    WaitPointName{WaitPoint::kSourceInStash, "source_in_stash", false},
+    WaitPointName{WaitPoint::kStashSweep, "stash_sweep", false},
+    WaitPointName{WaitPoint::kStashBound, "stash_bound", false},
+    WaitPointName{WaitPoint::kStashEnd, "stash_end", false},
+    WaitPointName{WaitPoint::kInAfterOut, "in_after_out", false},
+    WaitPointName{WaitPoint::kInAfterMemory, "in_after_memory", false},
+    WaitPointName{WaitPoint::kInGatesBlock, "in_gates_block", false},
+    WaitPointName{WaitPoint::kUseAfterIn, "use_after_in", false},
+    WaitPointName{WaitPoint::kUnusedAfterIn, "unused_after_in", false},
+    WaitPointName{WaitPoint::kOwnStream, "own_stream", false},
+    WaitPointName{WaitPoint::kPendingUses, "pending_uses", false},
+    WaitPointName{WaitPoint::kPoolGates, "pool_gates", false},
+    WaitPointName{WaitPoint::kPoolEnd, "pool_end", false},
+    WaitPointName{WaitPoint::kDiskGates, "disk_gates", false},
+    WaitPointName{WaitPoint::kDiskLastPart, "disk_last_part", false},
+    WaitPointName{WaitPoint::kHostWait, "host_wait", false},
+    WaitPointName{WaitPoint::kLaneGates, "lane_gates", true},
+    WaitPointName{WaitPoint::kStreamWait, "stream_wait", true},
+    WaitPointName{WaitPoint::kSlabEnd, "slab_end", true},
+};
+static_assert(kWaitPoints.size() == static_cast<std::size_t>(WaitPoint::kSlabEnd), "each but kCaller has an entry");
+
+// The wait that a test leaves out; kCaller for none.
+inline constinit std::atomic<WaitPoint> left_out{WaitPoint::kCaller};
+
+// Whether the wait is to be made.
+[[nodiscard]] inline bool in_force(WaitPoint point) noexcept {
+  return point == WaitPoint::kCaller || point != left_out.load(std::memory_order_relaxed);
+}
+
+}  // namespace ebb

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ebb {
+
+// Finds missing waits: knows which operation is ordered behind which, and reports two accesses to the same bytes, one
+// of them a write, that nothing orders. Where this is linked, as tests do, every offloader's tier tells it of each
+// copy, ticket, wait, use and free (streams/checked/checked_tier.h).
+//
+// Note [What is ordered]
+// Vector clocks (Lamport 1978; Mattern 1989) over streams and copies. Three kinds of actor:
+//   - a stream: its operations follow one another;
+//   - a copy: an actor of its own, since lanes imply no order (streams/base/tier.h);
+//   - the host: all host threads together. Their order among themselves is the affair of locks, which ThreadSanitizer
+//     checks. What the host has done, and what it knows to be done because it asked a ticket, comes before everything
+//     that it queues from then on. So accesses by the host are checked, but never have to be remembered.
+// Freeing memory counts as a write by the stream whose pool it goes back to.
+//
+// Errors: a violation names both accesses and what would have ordered them. Without a handler it is printed and the
+// process aborted: nothing that happens after a race is worth looking at. Where the environment variable
+// EBB_ORDER_UNCHECKED is set, the process's instance ignores violations: `./dev test waits --gpu` asks what the bytes
+// alone tell.
+//
+// Threads: every member may be called from any thread.
+class HappensBefore {
+ public:
+  // Addresses in device memory, or in the blocks of one tier.
+  using Space = std::uint64_t;
+  static constexpr Space kDevice = 0;
+
+  struct Range {
+    Space space;
+    std::uint64_t begin;
+    std::uint64_t bytes;
+  };
+
+  // A stream of a tier, or a copy; 0 is the host.
+  using Actor = std::uint64_t;
+  static constexpr Actor kHost = 0;
+
+  // What is known to have happened: for each actor up to which of its points.
+  using Clock = std::map<Actor, std::uint64_t>;
+
+  // kMade: written by the program, some time before now. Later accesses must come behind it; it is not held against
+  // earlier ones, for autograd allows writing to a tensor whose copy out is under way and refuses the save instead. A
+  // program orders its streams in ways that nobody tells of here, so what was made or freed before is forgotten, and so
+  // is a copy that some stream has waited for; a copy that none has waited for is held against what comes later.
+  enum class Kind : std::uint8_t { kRead, kMade, kWrite, kFree };
+
+  using Handler = void (*)(const std::string& violation);
+
+  // The process's. Never destroyed.
+  static HappensBefore& instance();
+
+  // Returns the former one; null is the default.
+  Handler set_handler(Handler handler);
+
+  // A new actor, called by `name` in reports.
+  Actor make_actor(std::string name);
+
+  // The actor's operations so far: what a ticket recorded there stands for.
+  Clock point(Actor stream);
+
+  // Everything that `actor`, a stream or the host, does from now on comes behind `clock`.
+  void join(Actor actor, const Clock& clock);
+
+  // A copy behind everything in `after`; `reads` and `writes` are its accesses. Returns what its ticket stands for.
+  Clock copy(const std::string& name, const std::vector<Clock>& after, Range reads, Range writes);
+
+  // An access by a stream, or by the host, at its present point.
+  void access(Actor actor, Kind kind, Range range);
+
+  // A free by `stream` that came when every stream that had used the memory was done with it, whichever those were.
+  void free_once_idle(Actor stream, Range range);
+
+  // These bytes go back to the system: what comes at their addresses is other memory.
+  void forget(Range range);
+
+ private:
+  struct Access {
+    Actor actor;
+    std::uint64_t at;
+    Kind kind;
+  };
+  // The accesses to one segment of a space that a later one may have to be ordered behind.
+  struct Segment {
+    std::uint64_t end;
+    std::vector<Access> last;  // at most one write or free, and what came after it
+  };
+  using Segments = std::map<std::uint64_t, Segment>;  // by first byte; disjoint
+
+  // All LOCK: mutex_.
+  void access_locked(const Access& access, const Clock& knows, Range range, std::vector<std::string>& violations);
+  [[nodiscard]] bool ordered(const Access& earlier, const Clock& knows) const;
+  static void split(Segments& segments, std::uint64_t at);
+  [[nodiscard]] std::string describe(const Access& access) const;
+  static void report(const std::vector<std::string>& violations, Handler handler);
+
+  std::mutex mutex_;
+  Handler handler_ = nullptr;           // LOCK: mutex_, as all below
+  std::map<Actor, std::string> names_;  // of streams, and of copies that the host does not know to be done
+  std::map<Actor, Clock> streams_;      // what each is behind
+  Clock host_;                          // streams only: copies that the host knows of are forgotten
+  std::map<Space, Segments> segments_;
+  Actor next_actor_ = 1;
+};
+
+}  // namespace ebb

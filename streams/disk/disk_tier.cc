@@ -1,0 +1,135 @@
+#include "streams/disk/disk_tier.h"
+
+#include <chrono>
+#include <utility>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "streams/base/aligned_memory.h"
+#include "streams/base/fault_point.h"
+#include "streams/base/trace.h"
+#include "streams/disk/mmap_allocator.h"
+
+namespace ebb {
+
+static_assert(BlockPool::kAlignment % kPageBytes == 0, "direct I/O needs blocks that start on a page");
+
+namespace {
+
+void delete_data_ptr(void* context) { delete static_cast<c10::DataPtr*>(context); }
+
+c10::DataPtr cpu_memory(std::size_t bytes) {
+  try {
+    return c10::GetCPUAllocator()->allocate(bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {  // what c10's own allocator throws
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
+                     " bytes of memory to copy back to: ", error.what_without_backtrace());
+  }
+}
+
+void require_cpu(c10::Stream stream) {
+  TORCH_CHECK(stream.device_type() == c10::kCPU, "the disk tier serves the CPU, not ", stream);
+}
+
+}  // namespace
+
+DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+                   std::shared_ptr<Trace> trace)
+    : DiskTier(std::make_unique<SpillFile>(folder), capacity_bytes, engine, std::move(trace)) {}
+
+DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+                   std::shared_ptr<Trace> trace)
+    : trace_(std::move(trace)),
+      file_(file.get()),
+      pool_(std::make_shared<BlockPool>(std::move(file), capacity_bytes)),
+      out_(IoQueue::make(engine, *file_, "ebb-out").release()),
+      in_(IoQueue::make(engine, *file_, "ebb-in").release()) {}
+
+c10::Device DiskTier::device() const { return {c10::kCPU}; }
+
+c10::Stream DiskTier::current_stream() const { return c10::Stream(c10::Stream::DEFAULT, device()); }
+
+Ticket DiskTier::record(c10::Stream stream) {
+  require_cpu(stream);
+  return nullptr;
+}
+
+void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
+  require_cpu(stream);
+  if (ticket == nullptr || !in_force(WaitPoint::kHostWait)) {
+    return;
+  }
+  if (ticket->done()) {
+    ticket->synchronize();  // not to wait, but to throw what it failed with
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  ticket->synchronize();
+  const auto end = std::chrono::steady_clock::now();
+  ++stalls_;
+  stalled_ns_ += std::chrono::nanoseconds(end - start).count();
+  if (trace_ != nullptr) {
+    trace_->add("stall", TraceTrack::kCompute, start, end, 0);
+  }
+}
+
+c10::DataPtr DiskTier::allocate(std::size_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
+                   " bytes of memory to copy back to");
+  if (bytes <
+      MmapAllocator::kLeastBytes) {  // a page more would be much, and a copy to where the bytes belong is little
+    return cpu_memory(bytes);
+  }
+  const std::size_t whole_pages = round_up_to_page(bytes);
+  if (memory_is_aligned_) {
+    c10::DataPtr memory = cpu_memory(whole_pages);
+    if (is_aligned(memory.get(), kPageBytes)) {
+      return memory;
+    }
+    memory_is_aligned_ = false;
+  }
+  // An allocator that knows nothing of pages.
+  auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));
+  const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
+  auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
+  return {start, whole.release(), &delete_data_ptr, device()};
+}
+
+std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
+
+// The calling thread is the compute stream: what `after` names of streams is over.
+Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
+  return out_->submit({
+      .kind = IoKind::kWrite,
+      .file_offset = to.address(),
+      .memory = const_cast<void*>(from),  // a write only reads it
+      .bytes = to.size(),
+      .after = {after.tickets().begin(), after.tickets().end()},
+      .trace = trace_.get(),
+  });
+}
+
+Ticket DiskTier::copy_in(void* to, const Block& from, const After& after) {
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", from.size(), " bytes from the spill file");
+  return in_->submit({
+      .kind = IoKind::kRead,
+      .file_offset = from.address(),
+      .memory = to,
+      .bytes = from.size(),
+      .after = {after.tickets().begin(), after.tickets().end()},
+      .trace = trace_.get(),
+  });
+}
+
+PoolStats DiskTier::pool_stats() const { return pool_->stats(); }
+
+StallStats DiskTier::stall_stats() const {
+  constexpr double kMsPerNs = 1e-6;
+  return {.count = stalls_.load(), .total_ms = static_cast<double>(stalled_ns_.load()) * kMsPerNs};
+}
+
+}  // namespace ebb

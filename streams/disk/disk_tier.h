@@ -1,0 +1,82 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <system_error>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
+#include "streams/base/process_mark.h"
+#include "streams/base/tier.h"
+#include "streams/base/trace.h"
+#include "streams/disk/io_queue.h"
+#include "streams/disk/spill_file.h"
+
+namespace ebb {
+
+// Tensors in RAM, bytes in an unlinked spill file: the tier of a machine without a GPU. Two I/O queues are its lanes,
+// so that a read never queues behind writes.
+//
+// On the CPU the calling thread is the compute stream: what it was given is done when the call that gave it returns, so
+// record() has nothing to wait for, and wait() blocks the calling thread.
+//
+// Errors: those of IoQueue and SpillFile: std::system_error for what the system refuses, SpillCorrupted for bytes that
+// do not come back as they left.
+//
+// The destructor finishes the copies in flight; in a forked child it leaks the lanes instead, because their threads are
+// not there. Blocks may outlive the tier: they keep the file open.
+class DiskTier final : public Tier {
+ public:
+  // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has. `trace`, if any, gets
+  // copies and stalls.
+  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+           std::shared_ptr<Trace> trace = nullptr);
+
+  [[nodiscard]] c10::Device device() const override;
+  [[nodiscard]] c10::Stream current_stream() const override;
+  [[nodiscard]] Ticket record(c10::Stream stream) override;
+
+  // From c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a page,
+  // so that whole pages are read straight into the memory, and the last part of a page passes through a bounce buffer;
+  // smaller reads pass through one where the file is direct. What that allocator gives is handed out as it is if it
+  // lies on a page, as MmapAllocator's does.
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
+
+  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
+
+  Ticket copy_out(const Block& to, const void* from, const After& after) override;
+  Ticket copy_in(void* to, const Block& from, const After& after) override;
+
+  [[nodiscard]] PoolStats pool_stats() const override;
+  [[nodiscard]] StallStats stall_stats() const override;
+
+  // Why the system last refused to extend the spill file: a full disk, a quota, a file size limit. No error (false)
+  // when it gave what it was asked for last: then it is the capacity that leaves try_acquire empty-handed.
+  [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
+
+ private:
+  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+           std::shared_ptr<Trace> trace);
+  void make_wait(c10::Stream stream, const Ticket& ticket) override;
+
+  const std::shared_ptr<Trace> trace_;
+  const SpillFile* const file_;  // owned by the pool
+  const std::shared_ptr<BlockPool> pool_;
+  // After the pool: both finish their work before it may close the file.
+  const std::unique_ptr<IoQueue, UnlessForked> out_;
+  const std::unique_ptr<IoQueue, UnlessForked> in_;
+
+  std::atomic<bool> memory_is_aligned_{true};  // until the CPU's allocator gives a large block that is not
+  std::atomic<std::uint64_t> stalls_{0};
+  std::atomic<std::int64_t> stalled_ns_{0};
+};
+
+}  // namespace ebb

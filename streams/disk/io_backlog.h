@@ -1,0 +1,36 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "streams/disk/io_job.h"
+
+namespace ebb {
+
+// The jobs of one I/O queue that have not started, first in, first out.
+//
+// Threads: every member may be called from any thread.
+class IoBacklog {
+ public:
+  // Requires that the backlog is not closed.
+  void push(std::shared_ptr<IoJob> job);
+
+  // Waits for a job. Null when the backlog is closed and empty.
+  [[nodiscard]] std::shared_ptr<IoJob> pop();
+
+  // Null when there is none right now.
+  [[nodiscard]] std::shared_ptr<IoJob> try_pop();
+
+  // No job will follow; those that are here are still handed out.
+  void close() noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<IoJob>> jobs_;  // LOCK: mutex_
+  bool closed_ = false;                      // LOCK: mutex_
+};
+
+}  // namespace ebb

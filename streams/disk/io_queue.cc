@@ -1,0 +1,45 @@
+#include "streams/disk/io_queue.h"
+
+#include <system_error>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "streams/base/aligned_memory.h"
+#include "streams/disk/thread_io.h"
+#include "streams/disk/uring_io.h"
+
+namespace ebb {
+
+std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
+  if (engine == IoEngine::kThreads) {  // not even asked for: a sandbox may end the process for the question
+    return std::make_unique<ThreadIo>(file, thread_name);
+  }
+  const std::error_code refusal = UringIo::refusal();
+  if (engine == IoEngine::kUring && refusal) {
+    throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
+  }
+  if (!refusal) {
+    try {
+      return std::make_unique<UringIo>(file, thread_name);
+    } catch (const std::system_error&) {  // permitted, but this ring was one too many
+      if (engine == IoEngine::kUring) {
+        throw;
+      }
+    }
+  }
+  return std::make_unique<ThreadIo>(file, thread_name);
+}
+
+Ticket IoQueue::submit(IoRequest request) {
+  TORCH_CHECK(request.bytes > 0 && request.memory != nullptr, "cannot queue a transfer of ", request.bytes,
+              " bytes of memory at ", request.memory);
+  TORCH_CHECK(request.file_offset % kPageBytes == 0, "cannot queue a transfer at offset ", request.file_offset,
+              " of the spill file: not a multiple of ", kPageBytes, " bytes");
+  auto job = std::make_shared<IoJob>(std::move(request));
+  Ticket ticket = job->ticket();
+  backlog_.push(std::move(job));
+  return ticket;
+}
+
+}  // namespace ebb

@@ -1,0 +1,133 @@
+#include "streams/disk/io_slot.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "streams/base/fault_point.h"
+#include "streams/disk/spill_corrupted.h"
+
+namespace ebb {
+
+void IoSlot::start(std::shared_ptr<IoJob> job, const IoChunk& chunk) noexcept {
+  chunk_ = chunk;
+  bytes_moved_ = 0;
+  try {
+    if (chunk_.kind == IoKind::kWrite) {
+      prepare_write();
+    } else {
+      prepare_read();
+    }
+    job_ = std::move(job);
+  } catch (...) {
+    job->finish_chunk(std::current_exception());
+  }
+}
+
+void IoSlot::prepare_write() {
+  use_bounce_buffer();
+  std::memcpy(buffer_, chunk_.memory, chunk_.bytes);
+  std::memset(buffer_ + chunk_.bytes, 0, buffer_bytes_ - chunk_.bytes);  // no bytes of an earlier chunk on the disk
+  checksum_ = ::XXH3_64bits(buffer_, chunk_.bytes);
+  file_->checksums().start_write(chunk_.file_offset, chunk_.bytes);
+}
+
+void IoSlot::prepare_read() {
+  const bool fits = is_aligned(chunk_.memory, file_->memory_alignment()) && chunk_.bytes % kPageBytes == 0;
+  if (file_->direct() && !fits) {
+    use_bounce_buffer();
+  } else {
+    buffer_ = chunk_.memory;
+    buffer_bytes_ = chunk_.bytes;
+  }
+  const std::optional<std::uint64_t> written = file_->checksums().find(chunk_.file_offset, chunk_.bytes);
+  if (!written.has_value()) {
+    throw SpillCorrupted(describe(chunk_.file_offset, chunk_.bytes) + ": they were not written as one piece");
+  }
+  checksum_ = *written;
+}
+
+void IoSlot::use_bounce_buffer() {
+  if (bounce_ == nullptr) {
+    bounce_ = allocate_pages(IoJob::kChunkBytes);
+  }
+  buffer_ = bounce_.get();
+  buffer_bytes_ = round_up_to_page(chunk_.bytes);
+}
+
+void IoSlot::advance(ssize_t result) noexcept {
+  if (result == -EINTR || result == -EAGAIN) {
+    return;
+  }
+  if (result < 0) {
+    std::exchange(job_, nullptr)->finish_chunk(failure(static_cast<int>(-result)));
+    return;
+  }
+  auto moved = static_cast<std::size_t>(result);
+  if (file_->direct() && moved < bytes()) {
+    moved -= moved % kPageBytes;  // goes on at a page; there are none left where a file ends within one
+  }
+  if (moved == 0) {
+    std::exchange(job_, nullptr)->finish_chunk(failure(0));
+    return;
+  }
+  bytes_moved_ += moved;
+  if (bytes_moved_ == buffer_bytes_) {
+    const std::exception_ptr error = finish_transfer();
+    std::exchange(job_, nullptr)->finish_chunk(error);
+  }
+}
+
+// All bytes are where they belong, or in the bounce buffer.
+std::exception_ptr IoSlot::finish_transfer() {
+  if (chunk_.kind == IoKind::kWrite) {
+    file_->checksums().finish_write(chunk_.file_offset, checksum_);
+    return nullptr;
+  }
+  if (::XXH3_64bits(buffer_, chunk_.bytes) != checksum_) {
+    return std::make_exception_ptr(
+        SpillCorrupted(describe(chunk_.file_offset, chunk_.bytes) + ": they are not the bytes that were written"));
+  }
+  if (buffer_ != chunk_.memory) {
+    std::memcpy(chunk_.memory, buffer_, chunk_.bytes);
+  }
+  return nullptr;
+}
+
+void IoSlot::finish_blocking() noexcept {
+  while (busy()) {
+    const auto offset = static_cast<off_t>(file_offset());
+    if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+      advance(-EIO);
+      continue;
+    }
+    const ssize_t moved = chunk_.kind == IoKind::kRead ? ::pread(file_->fd(), data(), bytes(), offset)
+                                                       : ::pwrite(file_->fd(), data(), bytes(), offset);
+    advance(moved >= 0 ? moved : -errno);
+  }
+}
+
+// `error`: 0 where the system moved no bytes, which is no error to it; here it means that the file is shorter than what
+// was leased.
+std::exception_ptr IoSlot::failure(int error) const {
+  std::string what = describe(file_offset(), bytes());
+  if (error != 0) {
+    return std::make_exception_ptr(std::system_error(error, std::generic_category(), what));
+  }
+  what += ": the file ends there";
+  return chunk_.kind == IoKind::kRead ? std::make_exception_ptr(SpillCorrupted(what))
+                                      : std::make_exception_ptr(std::system_error(EIO, std::generic_category(), what));
+}
+
+std::string IoSlot::describe(std::uint64_t offset, std::size_t bytes) const {
+  return std::string("cannot ") + (chunk_.kind == IoKind::kRead ? "read " : "write ") + std::to_string(bytes) +
+         " bytes at offset " + std::to_string(offset) + " of the spill file in " + file_->folder().string();
+}
+
+}  // namespace ebb

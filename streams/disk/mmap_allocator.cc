@@ -1,0 +1,188 @@
+#include "streams/disk/mmap_allocator.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include <c10/core/CPUAllocator.h>
+
+#include "streams/base/aligned_memory.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::size_t kMostBytes = std::numeric_limits<std::ptrdiff_t>::max();  // more cannot be rounded up, nor mapped
+
+void* map_pages(std::size_t bytes) {
+  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+// The system refuses where unmapping would split a mapping and the process has as many as it may. The pages go back all
+// the same, and their addresses are lost.
+void unmap_pages(void* data, std::size_t bytes) {
+  if (::munmap(data, bytes) != 0) {
+    static_cast<void>(::madvise(data, bytes, MADV_DONTNEED));
+  }
+}
+
+}  // namespace
+
+MmapAllocator::MmapAllocator() : inner_(*c10::GetDefaultCPUAllocator()) {
+  cached_.reserve(kCacheBlocks);  // so that freeing a block cannot fail
+  // A fork while another thread holds the lock would leave it locked in the child for ever, as with malloc's own locks.
+  static_cast<void>(::pthread_atfork(&lock_before_fork, &unlock_after_fork, &unlock_after_fork));
+}
+
+MmapAllocator& MmapAllocator::instance() {
+  static auto* const allocator = new MmapAllocator;
+  return *allocator;
+}
+
+void MmapAllocator::lock_before_fork() { instance().mutex_.lock(); }
+
+void MmapAllocator::unlock_after_fork() { instance().mutex_.unlock(); }
+
+bool MmapAllocator::install() {
+  if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) {
+    c10::SetCPUAllocator(&instance());  // with the lowest priority: an allocator of the program's may follow
+  }
+  return c10::GetCPUAllocator() == &instance();
+}
+
+c10::DataPtr MmapAllocator::allocate(std::size_t bytes) {
+  void* data = bytes >= kLeastBytes && bytes <= kMostBytes ? map(round_up_to_page(bytes)) : nullptr;
+  if (data != nullptr) {
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+  } else {
+    data = inner_.raw_allocate(bytes);
+  }
+  return {data, data, &release, c10::Device(c10::kCPU)};
+}
+
+c10::DeleterFnPtr MmapAllocator::raw_deleter() const { return &release; }
+
+void MmapAllocator::copy_data(void* to, const void* from, std::size_t bytes) const {
+  default_copy_data(to, from, bytes);
+}
+
+// Most blocks of the inner allocator do not start on a page, and are told apart without the lock.
+void MmapAllocator::release(void* data) {
+  MmapAllocator& allocator = instance();
+  const auto block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : std::nullopt;
+  if (!block) {
+    allocator.inner_.raw_deallocate(data);
+    return;
+  }
+  c10::profiledCPUMemoryReporter().Delete(data);  // before the address can be used again
+  allocator.cache(*block);
+}
+
+// Null where the system maps no more, even after all that is cached has gone.
+void* MmapAllocator::map(std::size_t bytes) {
+  void* data = take_cached(bytes);
+  if (data == nullptr) {
+    data = map_pages(bytes);
+  }
+  if (data == nullptr) {
+    empty_cache();
+    data = map_pages(bytes);
+  }
+  if (data != nullptr) {
+    add_in_use({data, bytes});
+  }
+  return data;
+}
+
+// The block of this size that was freed last: its pages are the likeliest to be in the processor's caches.
+void* MmapAllocator::take_cached(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const Block& b) { return b.bytes == bytes; });
+  if (found == cached_.rend()) {
+    return nullptr;
+  }
+  void* const data = found->data;
+  cached_.erase(std::next(found).base());
+  bytes_.cached -= bytes;
+  return data;
+}
+
+void MmapAllocator::add_in_use(Block block) {
+  const std::lock_guard lock(mutex_);
+  try {
+    in_use_.emplace(block.data, block.bytes);
+  } catch (...) {
+    unmap_pages(block.data, block.bytes);
+    throw;
+  }
+  bytes_.in_use += block.bytes;
+}
+
+std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
+  const std::lock_guard lock(mutex_);
+  const auto found = in_use_.find(data);
+  if (found == in_use_.end()) {
+    return std::nullopt;
+  }
+  const Block block{data, found->second};
+  in_use_.erase(found);
+  bytes_.in_use -= block.bytes;
+  return block;
+}
+
+// Blocks are unmapped outside of the lock: for a large one the kernel takes milliseconds.
+void MmapAllocator::cache(Block block) {
+  std::optional<Block> displaced;
+  {
+    const std::lock_guard lock(mutex_);
+    if (cached_.size() == kCacheBlocks) {
+      displaced = take_oldest();
+    }
+    cached_.push_back(block);
+    bytes_.cached += block.bytes;
+  }
+  if (displaced) {
+    unmap_pages(displaced->data, displaced->bytes);
+  }
+  while (const std::optional<Block> excess = take_excess()) {
+    unmap_pages(excess->data, excess->bytes);
+  }
+}
+
+void MmapAllocator::empty_cache() {
+  while (true) {
+    std::optional<Block> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (cached_.empty()) {
+        return;
+      }
+      oldest = take_oldest();
+    }
+    unmap_pages(oldest->data, oldest->bytes);
+  }
+}
+
+std::optional<MmapAllocator::Block> MmapAllocator::take_excess() {
+  const std::lock_guard lock(mutex_);
+  return bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart) ? std::optional(take_oldest())
+                                                                           : std::nullopt;
+}
+
+// LOCK: mutex_
+MmapAllocator::Block MmapAllocator::take_oldest() {
+  const Block oldest = cached_.front();
+  cached_.erase(cached_.begin());
+  bytes_.cached -= oldest.bytes;
+  return oldest;
+}
+
+MmapAllocator::Bytes MmapAllocator::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,36 @@
+#include "streams/disk/spill_checksums.h"
+
+#include <iterator>
+
+namespace ebb {
+
+void SpillChecksums::start_write(std::uint64_t offset, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto first = pieces_.lower_bound(offset);
+  if (first != pieces_.begin()) {
+    const auto before = std::prev(first);
+    first = before->first + before->second.bytes > offset ? before : first;
+  }
+  pieces_.erase(first, pieces_.lower_bound(offset + bytes));
+  pieces_.emplace(offset, Piece{bytes, std::nullopt});
+}
+
+void SpillChecksums::finish_write(std::uint64_t offset, std::uint64_t checksum) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (const auto piece = pieces_.find(offset); piece != pieces_.end()) {
+    piece->second.checksum = checksum;
+  }
+}
+
+std::optional<std::uint64_t> SpillChecksums::find(std::uint64_t offset, std::size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto piece = pieces_.find(offset);
+  return piece != pieces_.end() && piece->second.bytes == bytes ? piece->second.checksum : std::nullopt;
+}
+
+std::size_t SpillChecksums::size() const {
+  const std::lock_guard lock(mutex_);
+  return pieces_.size();
+}
+
+}  // namespace ebb

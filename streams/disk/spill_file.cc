@@ -1,0 +1,93 @@
+#include "streams/disk/spill_file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "streams/base/aligned_memory.h"
+#include "streams/base/fault_point.h"
+
+namespace ebb {
+
+namespace {
+
+[[noreturn]] void throw_errno(int error, const std::string& what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+// Switches the file to direct I/O and returns the alignment that it asks of memory; 1 when it stays buffered.
+std::size_t make_direct(int fd) {
+#ifdef STATX_DIOALIGN
+  // Many disks accept far less than a page, which saves most of the copies through bounce buffers.
+  struct statx info {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 && (info.stx_mask & STATX_DIOALIGN) != 0) {
+    const std::size_t in_memory = info.stx_dio_mem_align;
+    const std::size_t in_file = info.stx_dio_offset_align;
+    if (in_memory == 0 || in_memory > kPageBytes || in_file == 0 || in_file > kPageBytes) {
+      return 1;
+    }
+    const std::size_t alignment = in_memory == 1 ? 2 : in_memory;  // 1 would mean buffered
+    return ::fcntl(fd, F_SETFL, O_DIRECT) == 0 ? alignment : 1;
+  }
+#endif
+  // Set on the open file, not asked for at open: some file systems create the file and then refuse the flag.
+  return ::fcntl(fd, F_SETFL, O_DIRECT) == 0 ? kPageBytes : 1;
+}
+
+int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
+  if (fails(FaultPoint::kFallocate)) {
+    return ENOSPC;
+  }
+  rlimit limit{};
+  // Asked first, because the kernel answers with the signal SIGXFSZ, which ends the process.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && offset + bytes > limit.rlim_cur) {
+    return EFBIG;
+  }
+  int result = 0;
+  do {
+    result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) {
+    result = ::ftruncate(fd, static_cast<off_t>(offset + bytes));
+  }
+  return result == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
+
+SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file)
+    : folder_(folder.path()), fd_(std::move(file)), memory_alignment_(make_direct(fd_.get())) {}
+
+std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
+  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kPageBytes - size_bytes_) {
+    refusal_ = EFBIG;
+    return std::nullopt;
+  }
+  const std::size_t whole_pages = round_up_to_page(bytes);
+  const int error = reserve(fd(), size_bytes_, whole_pages);
+  if (error == 0) {
+    const Range range{size_bytes_, whole_pages};
+    size_bytes_ += whole_pages;
+    refusal_ = 0;
+    return range;
+  }
+  // A reservation that failed half-way may keep what it got: give it back, others need the space on a full disk.
+  // Should that fail too there is nothing left to do; the next grow takes the same place in the file.
+  [[maybe_unused]] const int ignored = ::ftruncate(fd(), static_cast<off_t>(size_bytes_));
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+    refusal_ = error;
+    return std::nullopt;
+  }
+  throw_errno(error, "cannot grow the spill file in " + folder_.string() + " from " + std::to_string(size_bytes_) +
+                         " to " + std::to_string(size_bytes_ + whole_pages) + " bytes");
+}
+
+}  // namespace ebb

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "streams/base/block_pool.h"
+#include "streams/disk/file_descriptor.h"
+#include "streams/disk/spill_checksums.h"
+#include "streams/disk/spill_folder.h"
+
+namespace ebb {
+
+// A file that has no name: nobody else can open it, and the system frees its space when the process ends, however it
+// ends. A BlockPool leases ranges of it; an address is an offset in bytes.
+//
+// Threads: grow by one thread at a time; every other member from any thread, also beside grow.
+class SpillFile final : public Backing {
+ public:
+  // Throws what SpillFolder throws when no file can be made there.
+  explicit SpillFile(const std::filesystem::path& folder) : SpillFile(SpillFolder(folder)) {}
+  explicit SpillFile(const SpillFolder& folder);
+  // `file`: a new one of this folder.
+  SpillFile(const SpillFolder& folder, FileDescriptor file);
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+
+  // Extends the file by `bytes`, rounded up to whole pages, right behind the earlier range. The blocks are reserved on
+  // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
+  // that cannot reserve, a full disk fails the write.
+  // nullopt when the disk, the quota or the process's file size limit is reached: see refusal(). Throws
+  // std::system_error for anything else.
+  std::optional<Range> grow(std::size_t bytes) override;
+
+  // Why the last grow returned nullopt. No error (false) when it gave the bytes.
+  [[nodiscard]] std::error_code refusal() const { return {refusal_.load(), std::generic_category()}; }
+
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+
+  // Whether reads and writes bypass the page cache. If so, they must keep to whole pages in the file, and to
+  // memory_alignment() in memory; a file that is not direct has no such rules and an alignment of 1.
+  [[nodiscard]] bool direct() const { return memory_alignment_ != 1; }
+  [[nodiscard]] std::size_t memory_alignment() const { return memory_alignment_; }
+
+  // What was written where. As fd() it leads to the content, which is not part of the object's constness.
+  [[nodiscard]] SpillChecksums& checksums() const { return checksums_; }
+
+ private:
+  const std::filesystem::path folder_;
+  const FileDescriptor fd_;
+  const std::size_t memory_alignment_;
+  std::uint64_t size_bytes_ = 0;  // only grow uses it
+  std::atomic<int> refusal_{0};   // an errno
+  mutable SpillChecksums checksums_;
+};
+
+}  // namespace ebb

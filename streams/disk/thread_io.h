@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "streams/disk/io_job.h"
+#include "streams/disk/io_queue.h"
+#include "streams/disk/io_slot.h"
+#include "streams/disk/spill_file.h"
+
+namespace ebb {
+
+// An I/O queue of threads that call pread and pwrite, each with one chunk at a time. Works wherever files do.
+class ThreadIo final : public IoQueue {
+ public:
+  ThreadIo(const SpillFile& file, const std::string& thread_name);
+  ~ThreadIo() override;
+
+ private:
+  static constexpr int kThreads = 8;
+
+  void work(const SpillFile& file, const std::string& thread_name) noexcept;
+  bool start_next(IoSlot& slot);
+
+  // Held while waiting for a request and for its gates: one worker does so for all, the others finish what they have
+  // and queue up behind it. That is what keeps requests in order.
+  std::mutex next_mutex_;
+  std::shared_ptr<IoJob> current_;  // LOCK: next_mutex_; the job whose chunks are being handed out
+
+  std::vector<std::jthread> threads_;  // the last member: joined before the others go
+};
+
+}  // namespace ebb

@@ -1,0 +1,187 @@
+#include "streams/disk/uring_io.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "streams/base/fault_point.h"
+
+namespace ebb {
+
+UringIo::Ring::Ring() {
+  const int result = ::io_uring_queue_init(kDepth, &ring_, 0);
+  if (result < 0) {
+    throw std::system_error(-result, std::generic_category(), "cannot make an io_uring");
+  }
+}
+
+UringIo::Ring::~Ring() { ::io_uring_queue_exit(&ring_); }
+
+std::error_code UringIo::refusal() {
+  static const std::error_code refusal = probe();
+  return refusal;
+}
+
+std::error_code UringIo::probe() {
+  try {
+    Ring ring;
+    // A read from no file fails with EBADF where reads are known, with EINVAL where io_uring is older than they are.
+    char byte = 0;
+    ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
+    const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
+    io_uring_cqe* cqe = nullptr;
+    const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
+    if (error != 0) {
+      return {error, std::generic_category()};
+    }
+    return cqe->res == -EBADF ? std::error_code() : std::error_code(-cqe->res, std::generic_category());
+  } catch (const std::system_error& error) {
+    return error.code();
+  }
+}
+
+UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(file.fd()), thread_() {
+  slots_.reserve(kDepth + 1);  // the ring holds pointers to them
+  for (unsigned i = 0; i < kDepth + 1; ++i) {
+    slots_.emplace_back(file);
+  }
+  if (fails(FaultPoint::kThreadStart)) {
+    throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
+  }
+  thread_ = std::jthread([this, thread_name] { work(thread_name); });
+}
+
+UringIo::~UringIo() { backlog_.close(); }
+
+void UringIo::work(const std::string& thread_name) noexcept {
+  ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+  for (start_chunks(); busy_ > 0; start_chunks()) {
+    finish_arrived();
+  }
+}
+
+// Starts what can be started. Blocks only while no slot is busy: else it would keep their tickets from being done, and
+// the gate that it waits for may hang on one of them, through another queue. A request that comes while a chunk is in
+// flight is seen when that chunk is done, which spares a second way to wake the thread.
+void UringIo::start_chunks() {
+  while (busy_ < kDepth) {
+    const unsigned before = busy_;
+    if (!start_one()) {
+      return;
+    }
+    if (busy_ == before && busy_ > 0) {  // it was moved here and now: what is in flight may have arrived meanwhile
+      return;
+    }
+  }
+}
+
+// False if nothing can be started now. Requires an idle slot.
+bool UringIo::start_one() {
+  while (true) {
+    if (current_ == nullptr) {
+      current_ = busy_ > 0 ? backlog_.try_pop() : backlog_.pop();
+      if (current_ == nullptr) {
+        return false;
+      }
+    }
+    if (busy_ > 0 && !current_->gates_done()) {
+      return false;
+    }
+    const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
+    if (!chunk.has_value()) {
+      current_.reset();
+      continue;
+    }
+    IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
+    slot.start(current_, *chunk);
+    if (slot.busy()) {
+      issue(slot);
+    }
+    return true;
+  }
+}
+
+// Moves what the slot has left: by the ring, or where that refuses the submission, here and now.
+void UringIo::issue(IoSlot& slot) {
+  if (submit(slot)) {
+    ++busy_;
+  } else {
+    slot.finish_blocking();
+  }
+}
+
+bool UringIo::submit(IoSlot& slot) {
+  // An entry that was refused is still in the queue, alone, and is written anew: the kernel reads entries only while
+  // they are submitted.
+  if (entry_ == nullptr) {
+    entry_ = ::io_uring_get_sqe(ring_.get());
+  }
+  const auto bytes = static_cast<unsigned>(slot.bytes());
+  if (slot.kind() == IoKind::kRead) {
+    ::io_uring_prep_read(entry_, fd_, slot.data(), bytes, slot.file_offset());
+  } else {
+    ::io_uring_prep_write(entry_, fd_, slot.data(), bytes, slot.file_offset());
+  }
+  ::io_uring_sqe_set_data(entry_, &slot);
+  // By a thread of the kernel's, if it is long: many file systems would else do all of a direct write within the
+  // submission, and this thread could not prepare the next one meanwhile. For a short one, waking that costs more.
+  constexpr unsigned kLong = 256 << 10;
+  ::io_uring_sqe_set_flags(entry_, bytes >= kLong ? IOSQE_ASYNC : 0);
+  int result = -EAGAIN;
+  if (!fails(FaultPoint::kUringSubmission)) {
+    do {
+      result = ::io_uring_submit(ring_.get());
+    } while (result == -EINTR);
+  }
+  // Not `result`: what counts is whether the kernel took the entry.
+  if (::io_uring_sq_ready(ring_.get()) > 0) {
+    return false;
+  }
+  entry_ = nullptr;
+  return true;
+}
+
+// The next completion. Where the kernel refuses to wait, looks for it again and again: what is in flight still uses its
+// memory, and its completions arrive in the ring by themselves.
+io_uring_cqe* UringIo::wait() {
+  io_uring_cqe* cqe = nullptr;
+  int result = -EINTR;
+  while (result == -EINTR) {
+    result = fails(FaultPoint::kUringWait) ? -EBADR : ::io_uring_wait_cqe(ring_.get(), &cqe);
+  }
+  while (result != 0) {
+    std::this_thread::yield();
+    result = ::io_uring_peek_cqe(ring_.get(), &cqe);
+  }
+  return cqe;
+}
+
+// Waits until a chunk has arrived. Finishes all writes that have, or one read. A write only has its ticket done, so all
+// that are there come before the copy and hash of another. A read is hashed, which takes long: before that the disk
+// gets another chunk, because chunks that were started together arrive together and it would idle while all are hashed.
+void UringIo::finish_arrived() {
+  io_uring_cqe* cqe = wait();
+  do {
+    auto& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
+    int moved = cqe->res;
+    ::io_uring_cqe_seen(ring_.get(), cqe);
+    const bool is_read = slot.kind() == IoKind::kRead;
+    if (fails(is_read ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+      moved = -EIO;
+    }
+    if (is_read && busy_ <= kDepth) {
+      start_one();
+    }
+    --busy_;
+    slot.advance(moved);
+    if (slot.busy()) {
+      issue(slot);
+    }
+    if (is_read) {
+      return;
+    }
+  } while (::io_uring_peek_cqe(ring_.get(), &cqe) == 0);
+}
+
+}  // namespace ebb

@@ -1,0 +1,144 @@
+#include "streams/gpu/copy_batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "streams/base/fault_point.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::uint64_t kFullBytes = std::uint64_t{1} << 20;
+constexpr std::size_t kFullCopies = 128;
+
+}  // namespace
+
+CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream,
+                     CudaEventPool& events, std::shared_ptr<GpuTimes> times)
+    : lane_(lane),
+      kind_(kind),
+      stream_(stream),
+      events_(events),
+      times_(std::move(times)),
+      open_(std::make_unique<Copies>()) {
+  open_->to.reserve(kFullCopies);
+  open_->from.reserve(kFullCopies);
+  open_->sizes.reserve(kFullCopies);
+}
+
+bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream) {
+  const std::lock_guard lock(mutex_);
+  if (open_ == nullptr || stream != stream_) {
+    return false;
+  }
+  Copies& copies = *open_;
+  for (const auto& gate : gates) {
+    if (std::find(copies.gates.begin(), copies.gates.end(), gate) == copies.gates.end()) {
+      copies.gates.push_back(gate);
+    }
+  }
+  // From here on nothing throws: the copy is in the batch, or its caller has heard that it is not.
+  copies.to.push_back(to);
+  copies.from.push_back(from);
+  copies.sizes.push_back(bytes);
+  copies.bytes += bytes;
+  if (copies.bytes >= kFullBytes || copies.sizes.size() == kFullCopies) {
+    queue_locked();
+  }
+  return true;
+}
+
+std::shared_ptr<const CudaEvent> CopyBatch::queued() const {
+  const std::lock_guard lock(mutex_);
+  if (open_ != nullptr) {
+    queue_locked();
+  }
+  if (error_ != nullptr) {
+    std::rethrow_exception(error_);
+  }
+  return done_;
+}
+
+bool CopyBatch::done() const noexcept {
+  const State state = state_.load(std::memory_order_acquire);
+  return state == State::kFailed || (state == State::kQueued && is_done(done_));
+}
+
+void CopyBatch::synchronize() const {
+  if (const auto event = queued()) {
+    event->synchronize();
+  }
+}
+
+void CopyBatch::queue_locked() const noexcept {
+  State state = State::kQueued;
+  try {
+    queue_copies();
+  } catch (...) {
+    error_ = std::current_exception();
+    state = State::kFailed;
+    static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // some may have been queued: done means over
+    static_cast<void>(cudaGetLastError());
+  }
+  open_ = nullptr;
+  state_.store(state, std::memory_order_release);
+}
+
+void CopyBatch::queue_copies() const {
+  const c10::cuda::CUDAGuard device(lane_.device());
+  pass_gates();
+  std::shared_ptr<const CudaEvent> before = times_->record_for_trace(lane_);
+  hand_over();
+  try {
+    done_ = before != nullptr ? times_->record(lane_) : events_.record(lane_);
+  } catch (...) {  // without an event nobody could tell when the memory is free again, so that must be now
+    C10_CUDA_CHECK(cudaStreamSynchronize(lane_.stream()));
+    return;
+  }
+  if (before != nullptr) {
+    times_->add(track_of(kind_), open_->bytes, std::move(before), done_);
+  }
+}
+
+void CopyBatch::pass_gates() const {
+  for (const auto& gate : open_->gates) {
+    gate->block(lane_);
+  }
+  if (!stream_) {
+    return;
+  }
+  const c10::cuda::CUDAStream stream(*stream_);
+  std::shared_ptr<const CudaEvent> point;
+  try {
+    point = events_.record(stream);
+  } catch (...) {  // no event: then the host waits, and nothing is lost
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
+    return;
+  }
+  point->block(lane_);
+}
+
+void CopyBatch::hand_over() const {
+  const Copies& copies = *open_;
+  const std::size_t count = copies.sizes.size();
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  std::size_t first = 0;  // that the attributes are of
+  if (!fails(FaultPoint::kCopy) &&
+      cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
+                           /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
+    return;
+  }
+  static_cast<void>(cudaGetLastError());
+  // One may be at fault: the others need not fail with it. What has been queued is copied twice, to the same effect.
+  for (std::size_t i = 0; i < count; ++i) {
+    C10_CUDA_CHECK(fails(FaultPoint::kCopy)
+                       ? cudaErrorInvalidValue
+                       : cudaMemcpyAsync(copies.to[i], copies.from[i], copies.sizes[i], kind_, lane_.stream()));
+  }
+}
+
+}  // namespace ebb

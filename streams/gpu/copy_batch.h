@@ -1,0 +1,87 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <c10/core/Stream.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/base/ticket.h"
+#include "streams/gpu/cuda_event.h"
+#include "streams/gpu/gpu_times.h"
+
+namespace ebb {
+
+// Small copies of one direction that are queued together, and the one ticket that all of them have.
+//
+// Note [Batches]
+// A copy costs an H200's link 2 to 3 us besides its bytes: one after another, copies of 64 KiB reach 17 GB/s and of 4
+// KiB 2. Eight in one cudaMemcpyBatchAsync reach 44 and 11, and cost the host 0.8 us each instead of 1.9. So a small
+// copy is not queued when it is asked for: it joins a batch. That is queued when it is full, when a copy comes that
+// cannot join it, when the tier is flushed, and, so that no wait can be in vain, as soon as anybody waits for its
+// ticket. What the copies start behind is gathered, too: the lane waits once for each event, and for one point of their
+// compute stream, taken when the batch is queued.
+//
+// Threads: every member may be called from any thread.
+class CopyBatch final : public Completion {
+ public:
+  static constexpr std::size_t kLargestCopy = std::size_t{256} << 10;  // larger ones are queued by themselves
+
+  // Of copies behind `stream`, or behind none. `events`: of the lane's device.
+  CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream, CudaEventPool& events,
+            std::shared_ptr<GpuTimes> times);
+  CopyBatch(const CopyBatch&) = delete;
+  CopyBatch& operator=(const CopyBatch&) = delete;
+
+  using Gates = std::span<const std::shared_ptr<const CudaEvent>>;
+
+  // A copy behind `gates` and behind what the stream has been given by now. False, and nothing is done, if the batch
+  // has been queued or is for another stream. The last copy that it takes queues it.
+  [[nodiscard]] bool add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream);
+
+  // Queues the copies, unless that has been done: one by one, if CUDA refuses the batch. The point after them; null if
+  // that is known to be reached. Throws, at every call, what they could not be queued for.
+  std::shared_ptr<const CudaEvent> queued() const;
+
+  // False until the copies are queued, which this does not do.
+  [[nodiscard]] bool done() const noexcept override;
+  void synchronize() const override;
+
+ private:
+  enum class State : std::uint8_t { kOpen, kQueued, kFailed };
+
+  struct Copies {
+    std::vector<void*> to;
+    std::vector<const void*> from;
+    std::vector<std::size_t> sizes;
+    std::vector<std::shared_ptr<const CudaEvent>> gates;
+    std::uint64_t bytes = 0;
+  };
+
+  void queue_locked() const noexcept;  // LOCK: mutex_, as the three below
+  void queue_copies() const;
+  void pass_gates() const;
+  void hand_over() const;
+
+  const c10::cuda::CUDAStream lane_;
+  const cudaMemcpyKind kind_;
+  const std::optional<c10::Stream> stream_;
+  CudaEventPool& events_;
+  const std::shared_ptr<GpuTimes> times_;
+
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<Copies> open_;            // LOCK: mutex_. Null once they are queued
+  mutable std::atomic<State> state_{State::kOpen};  // what it says of the two below is fixed
+  mutable std::shared_ptr<const CudaEvent> done_;   // kQueued
+  mutable std::exception_ptr error_;                // kFailed
+};
+
+}  // namespace ebb

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/SmallVector.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/base/after.h"
+#include "streams/gpu/copy_batch.h"
+#include "streams/gpu/cuda_event.h"
+#include "streams/gpu/gpu_times.h"
+
+namespace ebb {
+
+// The copies of one direction between a GPU and host memory: on a side stream, small ones in batches, or on whatever
+// stream is current, each by itself.
+//
+// Threads: every member may be called from any thread; copies that two threads ask for are queued one after the other.
+class CopyLane {
+ public:
+  enum class Where : bool { kCurrentStream, kSideStream };
+  enum class Small : bool { kAlone, kBatched };
+
+  // `small`: kBatched needs a side stream and pinned memory.
+  CopyLane(c10::Device device, cudaMemcpyKind kind, Where where, Small small, std::shared_ptr<GpuTimes> times);
+
+  // Starts a copy behind all in `after`, and gives the ticket of its end: see Note [Batches]. Errors as Tier.
+  [[nodiscard]] Ticket copy(void* to, const void* from, std::size_t bytes, const After& after);
+
+  // Queues the batch, if there is one.
+  void flush() noexcept;
+
+ private:
+  using Gates = c10::SmallVector<std::shared_ptr<const CudaEvent>, 4>;
+
+  [[nodiscard]] Gates gates(const After& after) const;
+  [[nodiscard]] Ticket join_batch(void* to, const void* from, std::size_t bytes, const Gates& gates,
+                                  std::span<const c10::Stream> streams);
+  [[nodiscard]] Ticket copy_alone(c10::cuda::CUDAStream stream, void* to, const void* from, std::size_t bytes);
+  void close_batch() noexcept;  // LOCK: mutex_
+
+  const c10::Device device_;
+  const cudaMemcpyKind kind_;
+  const Where where_;
+  const Small small_;
+  const c10::cuda::CUDAStream side_stream_;
+  const std::shared_ptr<GpuTimes> times_;
+  CudaEventPool& events_;
+
+  std::mutex mutex_;                  // held while copies are queued
+  std::shared_ptr<CopyBatch> batch_;  // LOCK: mutex_. The last one
+};
+
+// The event that a ticket stands for; null if there is nothing left to wait for. Queues a batch; waits for a ticket
+// that is none of a GPU. Throws what these failed with.
+[[nodiscard]] std::shared_ptr<const CudaEvent> event_of(const Ticket& ticket);
+
+}  // namespace ebb

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "streams/base/tier.h"
+#include "streams/base/trace.h"
+#include "streams/gpu/cuda_event.h"
+
+namespace ebb {
+
+[[nodiscard]] constexpr TraceTrack track_of(cudaMemcpyKind kind) {
+  return kind == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane;
+}
+
+// How long a GPU's streams were held up, and, if there is a trace, when its copies ran. All of it is read from events
+// after they have passed, so nobody waits for the GPU.
+//
+// Threads: every member may be called from any thread.
+class GpuTimes {
+ public:
+  // `trace`: null for none. With one, takes a stream from c10's pool and waits for an event on it: microseconds.
+  GpuTimes(c10::Device device, std::shared_ptr<Trace> trace);
+
+  // A point for `add`.
+  [[nodiscard]] std::shared_ptr<const CudaEvent> record(c10::cuda::CUDAStream stream) { return events_.record(stream); }
+
+  // The same where copies are traced; null where they are not, or where no event can be had.
+  [[nodiscard]] std::shared_ptr<const CudaEvent> record_for_trace(c10::cuda::CUDAStream stream) noexcept;
+
+  // What a stream did between two points: it was held up (kCompute), or copied so many bytes. Left out where memory is
+  // short.
+  void add(TraceTrack track, std::uint64_t bytes, std::shared_ptr<const CudaEvent> before,
+           std::shared_ptr<const CudaEvent> after) noexcept;
+
+  // Of the stalls that are over.
+  [[nodiscard]] StallStats stall_stats();
+
+  // Hands what is over to the trace, if there is one, and sets the two clocks by each other anew: they drift apart, and
+  // CUDA gives times as floats, which after an hour are good to a quarter of a millisecond.
+  void update_trace();
+
+ private:
+  struct Span {
+    std::uint64_t bytes;
+    std::shared_ptr<const CudaEvent> before;
+    std::shared_ptr<const CudaEvent> after;
+  };
+
+  // LOCK: mutex_, for all three.
+  void settle_finished() noexcept;
+  void settle(TraceTrack track, const Span& span);
+  void add_to_trace(TraceTrack track, const Span& span, float ms_long);
+
+  CudaEventPool& events_;
+  const std::shared_ptr<Trace> trace_;
+  const std::optional<c10::cuda::CUDAStream> clock_stream_;  // with a trace. ebb gives it no other work
+
+  std::mutex mutex_;
+  std::array<std::deque<Span>, kTraceTracks> open_;  // LOCK: mutex_, as all below. Of each track, oldest first
+  std::shared_ptr<const CudaEvent> base_;            // a point that is known on both clocks, if there is a trace
+  TraceSpan::Time base_time_;
+  StallStats stalls_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "streams/base/ticket.h"
+#include "streams/simulated/simulated_operation.h"
+
+namespace ebb {
+
+// When a simulated operation runs that is allowed to run and that nobody waits for yet.
+enum class Schedule : std::uint8_t {
+  kLate,    // never: only when somebody waits
+  kEarly,   // copies at once; kernels as for kLate, so that a copy overtakes every kernel it does not wait for
+  kRandom,  // after every call a seeded coin decides, again and again, whether one more operation of any queue runs
+};
+
+// The queues of a simulated device. An operation may run when all its tickets are done and, if it is a kernel, its
+// predecessor in its stream has run. Copies in a lane have no order but their tickets: those of a GPU keep theirs,
+// those of a disk do not, and the library must not count on it. Within that freedom the schedule decides.
+//
+// Lifetime: what has not run when this object ends never runs; its tickets then report an error.
+// Threads: every member may be called from any thread; work runs one at a time, under the lock, on the calling thread.
+// Work must not call these queues, except that memory which it frees may queue its poisoning.
+class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
+ public:
+  SimulatedQueues(Schedule schedule, std::uint64_t seed) : schedule_(schedule), random_(seed) {}
+  ~SimulatedQueues();
+  SimulatedQueues(const SimulatedQueues&) = delete;
+  SimulatedQueues& operator=(const SimulatedQueues&) = delete;
+
+  // `work` empty: a point, done as soon as it is reached and `after` is.
+  Ticket push(SimulatedQueueId queue, std::function<void()> work, std::vector<Ticket> after);
+
+  // Runs one of this object's operations, and first whatever it waits for. Does nothing if it has run.
+  void force(const SimulatedOperation& operation);
+
+  // Runs everything.
+  void run_all();
+
+  // How often a point had to force one of the tickets that it waits for.
+  [[nodiscard]] std::uint64_t forced_points() const;
+
+ private:
+  using Operation = std::shared_ptr<SimulatedOperation>;
+
+  void force_locked(const SimulatedOperation& operation);
+  const SimulatedOperation* first_unmet(const SimulatedOperation& operation);
+  void let_run();
+  std::vector<Operation> ready() const;
+  void run(const SimulatedOperation& wanted);
+
+  const Schedule schedule_;
+
+  // Recursive: work that frees memory queues the poisoning.
+  mutable std::recursive_mutex mutex_;
+  std::map<SimulatedQueueId, std::deque<Operation>> waiting_;  // LOCK: mutex_
+  std::mt19937_64 random_;                                     // LOCK: mutex_
+  std::uint64_t forced_points_ = 0;                            // LOCK: mutex_
+  bool running_ = false;                                       // LOCK: mutex_
+};
+
+}  // namespace ebb
