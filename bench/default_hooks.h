@@ -16,8 +16,8 @@ enum class DefaultHooks : std::uint8_t {
 };
 
 // Has autograd use these hooks while it lives, whatever engine was installed before (Note [An engine that forwards] in
-// offload/engine.h): what is measured beside ebb must come the way that ebb's hooks come. A hook that is handed to
-// SavedVariable::register_hooks costs more, because the save has been made without it by then.
+// offload/autograd/engine.h): what is measured beside ebb must come the way that ebb's hooks come. A hook that is
+// handed to SavedVariable::register_hooks costs more, because the save has been made without it by then.
 //
 // The first Offloader of a process installs ebb's engine, so it must be older than the first of these.
 //

@@ -15,7 +15,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/out_of_memory.h"
+#include "offload/residency/out_of_memory.h"
 #include "policy/everything.h"
 #include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/on_threads.h"

@@ -1,4 +1,4 @@
-#include "offload/explain.h"
+#include "offload/report/explain.h"
 
 #include <cstdint>
 #include <memory>

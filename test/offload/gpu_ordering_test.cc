@@ -16,7 +16,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "offload/stash.h"
+#include "offload/residency/stash.h"
 #include "policy/everything.h"
 #include "test/gpu/delays.h"
 #include "test/offload/gpu_ordering_world.h"

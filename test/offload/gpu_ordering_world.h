@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/core.h"
+#include "offload/autograd/core.h"
 #include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 

@@ -14,7 +14,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "offload/scale_rows.h"
+#include "offload/recompute/scale_rows.h"
 #include "policy/recompute.h"
 
 namespace ebb {

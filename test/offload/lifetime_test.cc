@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/core.h"
+#include "offload/autograd/core.h"
 #include "policy/biggest_fraction.h"
 #include "policy/everything.h"
 #include "policy/minimum_size.h"

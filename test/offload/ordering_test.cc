@@ -3,8 +3,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/fetched.h"
-#include "offload/stash.h"
+#include "offload/residency/fetched.h"
+#include "offload/residency/stash.h"
 #include "test/offload/ordering_world.h"
 
 // Each case removes the reason for one wait or hold of docs/design.md: without it, some schedule below moves the bytes

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/core.h"
+#include "offload/autograd/core.h"
 #include "streams/simulated/simulated_stream_guard.h"
 #include "streams/simulated/simulated_tier.h"
 

@@ -1,6 +1,6 @@
 // What is recorded of a step's memory, from figures that are given by hand.
 
-#include "offload/step_recorder.h"
+#include "offload/planning/step_recorder.h"
 
 #include <cstdint>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "offload/storage_set.h"
+#include "offload/base/storage_set.h"
 
 #include <atomic>
 #include <cstddef>

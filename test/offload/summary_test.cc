@@ -1,6 +1,6 @@
 // What an offloader says of itself at its end.
 
-#include "offload/summary.h"
+#include "offload/report/summary.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,0 +1,88 @@
+#include "offload/autograd/engine.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "offload/autograd/early_fetch.h"
+#include "offload/autograd/region.h"
+#include "offload/autograd/save_hook.h"
+#include "offload/autograd/scope.h"
+#include "offload/base/backward_pass.h"
+#include "offload/tensors/lent_tensor.h"
+
+namespace ebb {
+namespace {
+
+using torch::autograd::Engine;
+
+class ForwardingEngine final : public Engine {
+ public:
+  // `next`: lives for ever, as every default engine does.
+  explicit ForwardingEngine(Engine& next) : next_(next) {}
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (auto hook = Region::hook_here()) {
+      return hook;
+    }
+    Scope::Target target = Scope::current();
+    if (target.core == nullptr) {
+      return next_.get_default_saved_variable_hooks();
+    }
+    return std::make_unique<SaveHook>(std::move(target));
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    const LendingPass lending;
+    std::optional<EarlyFetch> early;
+    if (!in_backward()) {
+      early.emplace();
+    }
+    return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return next_.make_anomaly_metadata();
+  }
+
+  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+                           const std::shared_ptr<torch::autograd::Node>& node, std::exception& error) override {
+    next_.thread_on_exception(graph_task, node, error);
+  }
+
+  void thread_init(int device, const std::shared_ptr<torch::autograd::ReadyQueue>& queue,
+                   bool should_increment) override {
+    next_.thread_init(device, queue, should_increment);
+  }
+
+ private:
+  Engine& next_;
+};
+
+std::atomic<Engine*> installed{nullptr};
+
+}  // namespace
+
+void install_engine() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    installed = new ForwardingEngine(Engine::get_default_engine());  // Note [An engine that forwards]
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *installed; });
+  });
+}
+
+}  // namespace ebb

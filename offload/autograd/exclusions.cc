@@ -1,0 +1,64 @@
+#include "offload/autograd/exclusions.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace ebb {
+namespace {
+
+// Tensors whose TensorImpl stands for something else than one strided range of one storage.
+bool is_plain(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Batched,
+                                          c10::DispatchKey::Functionalize});
+  return tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
+         !tensor.key_set().has_any(kWrapped) && tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl() != nullptr;
+}
+
+bool is_trained_leaf(const at::TensorBase& tensor) { return tensor.is_leaf() && tensor.requires_grad(); }
+
+}  // namespace
+
+void Exclusions::add(const at::Tensor& tensor) {
+  if (tensor.defined() && is_plain(tensor)) {
+    excluded_.insert(tensor.storage());
+  }
+}
+
+std::optional<Kept> Exclusions::reason(const at::Tensor& tensor) {
+  if (!is_plain(tensor)) {
+    return Kept::kUnmovable;
+  }
+  if (tensor.device() != device_) {
+    return Kept::kOtherDevice;
+  }
+  const c10::Storage& storage = tensor.storage();
+  if (storage.nbytes() == 0) {
+    return Kept::kEmpty;
+  }
+  if (storage.data() == nullptr) {  // a ZeroTensor has sizes and no memory
+    return Kept::kUnmovable;
+  }
+  if (is_parameter(tensor)) {
+    return Kept::kParameter;
+  }
+  if (excluded_.contains(storage)) {
+    return Kept::kExcluded;
+  }
+  if (storage.data_ptr().get_context() == nullptr) {  // nothing to hand back when it is freed
+    return Kept::kNonOwning;
+  }
+  return std::nullopt;
+}
+
+bool Exclusions::is_parameter(const at::Tensor& tensor) {
+  // A view of an activation that was made without gradients (in a function's forward, say) looks like a trained leaf.
+  const bool view_of_activation = tensor.is_view() && !tensor._base().is_leaf();
+  if ((is_trained_leaf(tensor) && !view_of_activation) || (tensor.is_view() && is_trained_leaf(tensor._base()))) {
+    parameters_.insert(tensor.storage());
+    return true;
+  }
+  return parameters_.contains(tensor.storage());
+}
+
+}  // namespace ebb

@@ -1,0 +1,218 @@
+#include "offload/offloader.h"
+
+#include <stdexcept>
+#include <utility>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <torch/nn/module.h>
+
+#include "offload/autograd/core.h"
+#include "offload/autograd/engine.h"
+#include "offload/base/log.h"
+#include "offload/planning/planning.h"
+#include "offload/report/summary.h"
+#include "offload/residency/out_of_memory.h"
+#include "policy/minimum_size.h"
+#include "policy/planned.h"
+#include "streams/base/process_mark.h"
+#include "streams/base/trace.h"
+#include "streams/disk/disk_tier.h"
+#include "streams/disk/mmap_allocator.h"
+#include "streams/gpu/pinned_tier.h"
+
+namespace ebb {
+namespace {
+
+c10::Device resolve(const std::optional<c10::Device>& device) {
+  if (!device) {
+    const bool gpu = c10::cuda::device_count() > 0;
+    return gpu ? c10::Device(c10::kCUDA, c10::cuda::current_device()) : c10::Device(c10::kCPU);
+  }
+  if (!device->is_cuda()) {
+    return *device;
+  }
+  TORCH_CHECK(c10::cuda::device_count() > 0, "ebb: Options::device is ", device->str(),
+              ", but this machine has no CUDA device that can be used");
+  TORCH_CHECK(device->index() < c10::cuda::device_count(), "ebb: Options::device is ", device->str(),
+              ", but this machine has ", c10::cuda::device_count(), " CUDA devices");
+  return device->has_index() ? *device : c10::Device(c10::kCUDA, c10::cuda::current_device());
+}
+
+IoEngine io_engine(DiskIo io) {
+  switch (io) {
+    case DiskIo::kUring:
+      return IoEngine::kUring;
+    case DiskIo::kThreads:
+      return IoEngine::kThreads;
+    case DiskIo::kAuto:
+      break;
+  }
+  return IoEngine::kAuto;
+}
+
+std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Trace>& trace) {
+  if (options.device->is_cuda()) {
+    PinnedTier::Config config;
+    config.device = *options.device;
+    config.pinned = options.host_memory == HostMemory::kPinned;
+    config.overlapped = options.copies == Copies::kOverlapped;
+    config.capacity_bytes = options.capacity_bytes;
+    config.trace = trace;
+    return std::make_shared<PinnedTier>(config);
+  }
+  auto tier =
+      std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io), trace);
+  if (options.return_freed_memory) {
+    MmapAllocator::install();
+  }
+  return tier;
+}
+
+std::shared_ptr<Trace> make_trace(const Options& options) {
+  return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
+}
+
+struct GoalOf {
+  c10::Device device;
+
+  Goal operator()(const ShareOfFree& budget) const {
+    if (!device.is_cuda()) {
+      throw std::invalid_argument(
+          "ebb: Options::device_budget is a share of what is free, which is not known of the CPU; name bytes");
+    }
+    const DeviceRoom room = cuda_room(device);
+    return DeviceBytes{room.in_use_bytes +
+                       static_cast<std::uint64_t>(budget.share * static_cast<double>(room.free_bytes))};
+  }
+  Goal operator()(const DeviceBytes& budget) const { return budget; }
+  Goal operator()(const Slowdown& budget) const { return budget; }
+  Goal operator()(const LeastMemory& budget) const { return budget; }
+};
+
+std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
+  if (!options.enabled) {
+    return nullptr;
+  }
+  std::shared_ptr<Planned> planned;
+  if (options.device_budget) {
+    planned = std::make_shared<Planned>(std::visit(GoalOf{tier->device()}, *options.device_budget),
+                                        options.capacity_bytes.value_or(kUnlimited), measure_link(*tier),
+                                        options.planned_minimum_bytes);
+    options.policy = planned;
+  } else if (options.policy == nullptr) {
+    options.policy = minimum_size(kDefaultMinimumBytes);
+  }
+  install_engine();
+  keep_log_alive();
+  const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
+  auto core =
+      make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
+  if (evict) {
+    serve_when_out_of_memory(core->shared_residency());
+  }
+  return core;
+}
+
+Options resolved(Options options) {
+  if (options.enabled) {
+    options.device = resolve(options.device);
+  }
+  validate(options);
+  return options;
+}
+
+}  // namespace
+
+Offloader::Offloader(Options options) {
+  options = resolved(std::move(options));
+  const std::shared_ptr<Trace> trace = make_trace(options);
+  core_ = make_core(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
+}
+
+Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
+  if (tier == nullptr) {
+    throw std::invalid_argument("ebb: Offloader needs a tier, and was given a null pointer");
+  }
+  options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
+  validate(options);
+  core_ = make_core(options, std::move(tier), make_trace(options));
+}
+
+Offloader::~Offloader() {
+  if (core_ != nullptr && !core_->forked()) {
+    core_->log_summary();
+  }
+}
+
+void Offloader::exclude(const torch::nn::Module& module) {
+  for (const at::Tensor& parameter : module.parameters()) {
+    exclude(parameter);
+  }
+  for (const at::Tensor& buffer : module.buffers()) {
+    exclude(buffer);
+  }
+}
+
+void Offloader::exclude(const at::Tensor& tensor) {
+  if (const auto& core = this->core()) {
+    core->exclusions().add(tensor);
+  }
+}
+
+void Offloader::drain() {
+  if (const auto& core = this->core()) {
+    core->residency().stash().drain();
+  }
+}
+
+std::uint64_t Offloader::evict(std::uint64_t bytes) {
+  const auto& core = this->core();
+  return core == nullptr ? 0 : core->residency().evict(bytes);
+}
+
+Stats Offloader::stats() const {
+  const auto& core = this->core();
+  return core == nullptr ? Stats{} : core->stats();
+}
+
+std::string Offloader::summary() const {
+  const auto& core = this->core();
+  return core == nullptr ? "ebb is switched off" : ebb::summary(core->stats());
+}
+
+std::string Offloader::explain() const {
+  const auto& core = this->core();
+  return core == nullptr ? "no plan: ebb is switched off\n" : core->explain();
+}
+
+std::optional<PlanReport> Offloader::plan_report() const {
+  const auto& core = this->core();
+  return core == nullptr ? std::nullopt : core->plan_report();
+}
+
+void Offloader::reset_stats() {
+  if (const auto& core = this->core()) {
+    core->reset_stats();
+  }
+}
+
+std::vector<TimelineSample> Offloader::take_timeline() {
+  const auto& core = this->core();
+  return core == nullptr ? std::vector<TimelineSample>{} : core->timeline().take();
+}
+
+std::vector<TraceSpan> Offloader::take_trace() {
+  const auto& core = this->core();
+  return core == nullptr ? std::vector<TraceSpan>{} : core->take_trace();
+}
+
+const std::shared_ptr<Core>& Offloader::core() const {
+  if (core_ != nullptr) {
+    core_->check_process();
+  }
+  return core_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,318 @@
+#include "offload/autograd/region.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "offload/autograd/core.h"
+#include "offload/autograd/planned_region.h"
+#include "offload/autograd/save_hook.h"
+#include "offload/autograd/scope.h"
+#include "offload/recompute/recipe_input.h"
+#include "offload/tensors/lent_tensor.h"
+#include "offload/tensors/version_check.h"
+
+namespace ebb {
+namespace {
+
+enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
+
+// What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in scope.h). Ended
+// ones are passed over: the stack may have been captured.
+class Running final : public c10::DebugInfoBase {
+ public:
+  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEC);
+
+  Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
+
+  // The innermost on the calling thread that has not ended; null if there is none.
+  static Running* innermost() {
+    Running* found = top();
+    while (found != nullptr && found->ended_) {
+      found = found->around_;
+    }
+    return found;
+  }
+
+  [[nodiscard]] const std::shared_ptr<Region>& region() const { return region_; }
+  [[nodiscard]] Which which() const { return which_; }
+  void end() { ended_ = true; }
+
+ private:
+  static Running* top() { return static_cast<Running*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+
+  const std::shared_ptr<Region> region_;
+  const Which which_;
+  Running* const around_;  // lives at least as long: it is below on the stack
+  std::atomic<bool> ended_{false};
+};
+
+class Run {
+ public:
+  Run(std::shared_ptr<Region> region, Which which)
+      : below_(c10::ThreadLocalDebugInfo::current()), running_(std::make_shared<Running>(std::move(region), which)) {
+    c10::ThreadLocalDebugInfo::_push(Running::kKind, running_);
+    with_it_ = c10::ThreadLocalDebugInfo::current();
+  }
+  ~Run() {
+    running_->end();
+    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered inside lies on it
+      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(below_);
+    }
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+ private:
+  const std::shared_ptr<c10::ThreadLocalDebugInfo> below_;
+  const std::shared_ptr<Running> running_;
+  std::shared_ptr<c10::ThreadLocalDebugInfo> with_it_;
+};
+
+// As in SaveHook: an operation that saves its own output would own itself for ever.
+at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
+
+[[noreturn]] void refuse_backward_inside() {
+  TORCH_CHECK(false,
+              "ebb::checkpoint: the function went backward over what it had computed itself, which a checkpointed "
+              "region does not keep");
+}
+
+class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit FirstRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  ~FirstRunsSave() override {
+    if (version_) {
+      region_->drop(place_);
+    }
+    sweep_lent_here();
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    place_ = region_->add(tensor);
+    handing_ = handing_of(tensor);
+    version_.emplace(tensor);
+  }
+
+  at::Tensor call_unpack_hook() override {
+    refuse_recipe();
+    if (!region_->first_run_is_over()) {
+      refuse_backward_inside();
+    }
+    sweep_lent_behind();  // before memory is asked for
+    at::Tensor tensor = region_->take(place_);
+    version_->check(tensor);
+    if (handing_ == Handing::kItself) {
+      refer_to_lent(tensor, version_->weak());
+    }
+    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, version_->weak());
+  }
+
+ private:
+  const std::shared_ptr<Region> region_;
+  std::size_t place_ = 0;
+  Handing handing_ = Handing::kCopied;   // once packed
+  std::optional<VersionCheck> version_;  // once packed
+};
+
+// Keeps nothing: the function may have put the second graph away somewhere.
+class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    std::exchange(region_, nullptr)->collect(without_history(tensor));
+  }
+
+  at::Tensor call_unpack_hook() override { refuse_backward_inside(); }
+
+ private:
+  std::shared_ptr<Region> region_;  // until packed
+};
+
+}  // namespace
+
+Region::InputMemory::InputMemory(const at::Tensor& input)
+    : input_(input.defined() ? WeakTensor(input.getIntrusivePtr())
+                             : WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())),
+      storage_(input.defined() && input.has_storage() ? input.storage().getWeakStorageImpl()
+                                                      : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>())) {}
+
+bool Region::InputMemory::has_been_replaced() const {
+  const auto input = input_.lock();
+  if (!input || !input->has_storage()) {
+    return false;
+  }
+  return input->unsafe_storage().unsafeGetStorageImpl() != storage_._unsafe_get_target();
+}
+
+Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) : function_(std::move(function)) {
+  for (const at::Tensor& input : inputs) {
+    inputs_.emplace_back(input, /*is_output=*/false);
+    input_memory_.emplace_back(input);
+    input_needs_gradient_.push_back(input.defined() && input.requires_grad());
+  }
+}
+
+Region::~Region() = default;
+
+std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
+  auto region = std::make_shared<Region>(std::move(function), inputs);
+  const Scope::Target target = Scope::current();
+  if (target.core != nullptr && Running::innermost() == nullptr) {
+    region->planned_ = PlannedRegion::ask(target, inputs);
+  }
+  return region;
+}
+
+std::vector<at::Tensor> Region::run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs) {
+  if (region->planned_ != nullptr && region->planned_->stays()) {
+    const Run only(region, Which::kOnlyRun);
+    return region->function_(inputs);
+  }
+  std::vector<at::Tensor> outputs;
+  {
+    const Run first(region, Which::kFirstRun);
+    outputs = region->function_(inputs);
+  }
+  region->draws_ = !region->setting_.random_state_is_unchanged();
+  region->first_run_is_over_ = true;
+  return outputs;
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
+  const Running* const running = Running::innermost();
+  if (running == nullptr) {
+    return nullptr;
+  }
+  switch (running->which()) {
+    case Which::kFirstRun:
+      return std::make_unique<FirstRunsSave>(running->region());
+    case Which::kSecondRun:
+      return std::make_unique<SecondRunsSave>(running->region());
+    case Which::kOnlyRun:
+      break;
+  }
+  Scope::Target target = Scope::current();  // the function may have entered guards
+  if (target.core == nullptr) {
+    return nullptr;
+  }
+  return std::make_unique<SaveHook>(std::move(target), running->region()->planned_->saves());
+}
+
+std::size_t Region::add(const at::Tensor& saved) {
+  const std::lock_guard lock(mutex_);
+  saves_.push_back({saved.sizes().vec(), saved.scalar_type()});
+  return saves_.size() - 1;
+}
+
+void Region::collect(const at::Tensor& saved) {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(
+      next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
+      "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
+      next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
+  if (saves_[next_].alive) {
+    collected_[next_] = saved;
+    saves_[next_].second_version.emplace(saved);
+  }
+  ++next_;
+}
+
+// Undefined if it is not there.
+at::Tensor Region::find(std::size_t place) {
+  const std::lock_guard lock(mutex_);
+  if (place < collected_.size() && collected_[place]) {
+    at::Tensor tensor = *std::exchange(collected_[place], std::nullopt);
+    saves_[place].second_version->check(tensor);
+    saves_[place].taken.remember(tensor);
+    return tensor;
+  }
+  at::Tensor tensor = saves_[place].taken.recall();
+  if (tensor.defined()) {
+    saves_[place].second_version->check(tensor);
+  }
+  return tensor;
+}
+
+at::Tensor Region::take(std::size_t place) {
+  if (at::Tensor tensor = find(place); tensor.defined()) {
+    return tensor;
+  }
+  if (planned_ != nullptr) {
+    planned_->needed();
+  }
+  const std::lock_guard one_at_a_time(run_mutex_);
+  at::Tensor tensor = find(place);  // if another thread has run it meanwhile
+  if (!tensor.defined()) {
+    run_again();
+    tensor = find(place);
+  }
+  TORCH_CHECK(tensor.defined(),
+              "ebb::checkpoint: run again in backward, the function saved fewer tensors than the first time: it "
+              "must compute the same each time");
+  return tensor;
+}
+
+void Region::drop(std::size_t place) {
+  std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  saves_[place].alive = false;
+  saves_[place].taken = {};
+  if (place < collected_.size()) {
+    unwanted = std::exchange(collected_[place], std::nullopt);
+  }
+}
+
+void Region::run_again() {
+  std::optional<PlannedRegion::SecondRun> planned;
+  if (planned_ != nullptr) {
+    planned.emplace(*planned_);
+  }
+  std::vector<at::Tensor> inputs;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    TORCH_CHECK(!input_memory_[i].has_been_replaced(), "ebb::checkpoint: input ", i + 1,
+                " has been given other data (set_data) or another storage since the "
+                "function ran; run again in backward, it would compute something else");
+    const at::Tensor input = inputs_[i].unpack();
+    inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    next_ = 0;
+    collected_.resize(saves_.size());
+  }
+  const SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
+  const at::AutoGradMode gradients(true);
+  const Run second(shared_from_this(), Which::kSecondRun);
+  static_cast<void>(function_(inputs));
+  if (planned) {
+    planned->saves(collected_bytes(inputs));
+  }
+}
+
+// Of what the second run has saved that is neither its inputs' nor stays on the device anyway; each storage once.
+std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
+  std::set<const c10::StorageImpl*> seen;
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      seen.insert(input.storage().unsafeGetStorageImpl());
+    }
+  }
+  std::uint64_t bytes = 0;
+  const std::lock_guard lock(mutex_);
+  for (const std::optional<at::Tensor>& each : collected_) {
+    if (each && planned_->may_move(*each) && seen.insert(each->storage().unsafeGetStorageImpl()).second) {
+      bytes += each->storage().nbytes();
+    }
+  }
+  return bytes;
+}
+
+}  // namespace ebb

@@ -1,0 +1,84 @@
+#include "offload/autograd/thread_setting.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+namespace ebb {
+namespace {
+
+constexpr std::array kAutocastDevices{at::kCPU, at::kCUDA};
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+std::vector<at::Generator> generators_in_use() {
+  std::vector<at::Generator> generators{at::globalContext().defaultGenerator(c10::Device(c10::kCPU))};
+  const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
+  const int gpus = at::globalContext().hasCUDA() ? cuda.deviceCount() : 0;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    if (cuda.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) {
+      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+      generators.push_back(at::globalContext().defaultGenerator(device));
+    }
+  }
+  return generators;
+}
+
+}  // namespace
+
+ThreadSetting::ThreadSetting() : autocast_caches_(at::autocast::is_autocast_cache_enabled()) {
+  for (const at::Generator& generator : generators_in_use()) {
+    random_.push_back({generator, state_of(generator)});
+  }
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    autocast_.at(i) = {at::autocast::is_autocast_enabled(kAutocastDevices.at(i)),
+                       at::autocast::get_autocast_dtype(kAutocastDevices.at(i))};
+  }
+}
+
+bool ThreadSetting::random_state_is_unchanged() const {
+  return std::ranges::all_of(random_,
+                             [](const RandomState& each) { return each.state.equal(state_of(each.generator)); });
+}
+
+void ThreadSetting::put_random_state_in_force() const {
+  for (const RandomState& each : random_) {
+    at::Generator generator = each.generator;
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(each.state);
+  }
+}
+
+void ThreadSetting::put_autocast_in_force() const {
+  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
+    at::autocast::set_autocast_enabled(kAutocastDevices.at(i), autocast_.at(i).enabled);
+    at::autocast::set_autocast_dtype(kAutocastDevices.at(i), autocast_.at(i).dtype);
+  }
+  at::autocast::set_autocast_cache_enabled(autocast_caches_);
+}
+
+SettingInForce::SettingInForce(const ThreadSetting& setting, Random random) : random_(random) {
+  setting.put_autocast_in_force();
+  if (random_ == Random::kToo) {
+    setting.put_random_state_in_force();
+  }
+}
+
+SettingInForce::~SettingInForce() {
+  if (random_ == Random::kToo) {
+    before_.put_random_state_in_force();
+  }
+  before_.put_autocast_in_force();
+  const auto casts = [](const ThreadSetting::Autocast& autocast) { return autocast.enabled; };
+  if (std::ranges::none_of(before_.autocast_, casts)) {  // nobody else would let go of the weights that were cast
+    at::autocast::clear_cache();
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,55 @@
+#include "offload/base/log.h"
+
+#include <array>
+#include <atomic>
+
+#include <spdlog/spdlog.h>
+
+namespace ebb {
+
+namespace {
+
+// Made after spdlog's registry, and so destroyed before it.
+class LogsEnd {
+ public:
+  LogsEnd() { (void)spdlog::default_logger_raw(); }
+  ~LogsEnd() { over_ = true; }
+  LogsEnd(const LogsEnd&) = delete;
+  LogsEnd& operator=(const LogsEnd&) = delete;
+
+  [[nodiscard]] static bool over() { return over_; }
+
+ private:
+  static inline std::atomic<bool> over_{false};
+};
+
+void log(spdlog::level::level_enum level, const std::string& message) {
+  if (!LogsEnd::over()) {
+    spdlog::log(level, "ebb: {}", message);
+  }
+}
+
+}  // namespace
+
+void log_warning(const std::string& message) { log(spdlog::level::warn, message); }
+
+void log_info(const std::string& message) { log(spdlog::level::info, message); }
+
+void log_debug(const std::string& message) { log(spdlog::level::debug, message); }
+
+void keep_log_alive() { static const LogsEnd logs_end; }
+
+bool debug_log_wanted() { return !LogsEnd::over() && spdlog::should_log(spdlog::level::debug); }
+
+std::string human_bytes(std::uint64_t bytes) {
+  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+}  // namespace ebb

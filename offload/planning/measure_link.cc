@@ -1,0 +1,81 @@
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "offload/planning/planning.h"
+#include "streams/base/after.h"
+
+namespace ebb {
+namespace {
+
+// Enough for the rate to show beside what a copy costs in itself.
+std::size_t bytes_to_copy(const Tier& tier) { return std::size_t{tier.device().is_cuda() ? 32U : 4U} << 20; }
+
+// Host memory is not equally far from the device everywhere, so each copy has a block of its own.
+std::size_t blocks_to_copy(const Tier& tier) { return tier.device().is_cuda() ? 8 : 4; }
+
+constexpr int kRows = 3;
+
+std::vector<Block> acquire_blocks(Tier& tier, std::size_t bytes) {
+  std::vector<Block> blocks;
+  while (blocks.size() < blocks_to_copy(tier)) {
+    std::optional<Block> block = tier.try_acquire(bytes);
+    if (!block) {
+      break;
+    }
+    blocks.push_back(*std::move(block));
+  }
+  return blocks;
+}
+
+// Some copies in a row are waited for together, or the host's own time would show. The fastest of a few such rows: what
+// disturbs a copy makes it slower.
+template <typename Copy>
+double bytes_per_ms(std::size_t bytes, const std::vector<Block>& blocks, Copy copy) {
+  double least_ms = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRows; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    Ticket last;
+    for (const Block& block : blocks) {
+      last = copy(block, last);
+    }
+    last->synchronize();
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    least_ms = std::min(least_ms, ms.count() / static_cast<double>(blocks.size()));
+  }
+  return static_cast<double>(bytes) / std::max(least_ms, 1e-3);
+}
+
+}  // namespace
+
+LinkRates measure_link(Tier& tier) {
+  LinkRates rates;
+  const std::size_t bytes = bytes_to_copy(tier);
+  const std::vector<Block> blocks = acquire_blocks(tier, bytes);
+  if (blocks.empty()) {
+    return rates;
+  }
+  try {
+    const c10::DataPtr memory = tier.allocate(bytes);
+    // Each behind the one before, of the same device memory. That may have been freed by the host while the stream uses
+    // it.
+    const auto after = [stream = tier.current_stream()](const Ticket& before) {
+      After after(WaitPoint::kCaller, stream);
+      after.add(WaitPoint::kCaller, before);
+      return after;
+    };
+    rates.out_bytes_per_ms = bytes_per_ms(bytes, blocks, [&](const Block& block, const Ticket& before) {
+      return tier.copy_out(block, memory.get(), after(before));
+    });
+    rates.in_bytes_per_ms = bytes_per_ms(bytes, blocks, [&](const Block& block, const Ticket& before) {
+      return tier.copy_in(memory.get(), block, after(before));
+    });
+  } catch (const c10::OutOfMemoryError&) {
+  }
+  return rates;
+}
+
+}  // namespace ebb

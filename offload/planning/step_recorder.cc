@@ -1,0 +1,354 @@
+#include "offload/planning/step_recorder.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "offload/report/gauge.h"
+
+namespace ebb {
+namespace {
+
+std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? bytes - by : 0; }
+
+}  // namespace
+
+StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account, DeviceMeter meter,
+                           std::uint64_t step)
+    : tier_(std::move(tier)),
+      account_(std::move(account)),
+      meter_(std::move(meter)),
+      step_(step),
+      evictions_before_(account_->evictions) {}
+
+std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
+                                  std::weak_ptr<const void> held) {
+  std::uint32_t index = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {
+      return 0;
+    }
+    index = static_cast<std::uint32_t>(storages_.size());
+    StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
+    storages_.push_back({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
+    in_use_.push_back(index);
+  }
+  mark(What::kSaved, index, storage.nbytes());
+  return index;
+}
+
+std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
+  std::uint32_t index = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {
+      return 0;
+    }
+    index = static_cast<std::uint32_t>(storages_.size());
+    StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
+    storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
+                         {},
+                         std::move(record),
+                         /*idle=*/true});
+  }
+  mark(What::kSaved, index);
+  return index;
+}
+
+void StepRecorder::region_saves(std::uint32_t index, std::uint64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!over_) {
+    storages_[index].record.bytes = bytes;
+  }
+}
+
+void StepRecorder::kept(std::uint32_t index) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!over_) {
+    storages_[index].idle = true;
+  }
+}
+
+void StepRecorder::needed(std::uint32_t index) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(storages_[index].needed, true)) {
+      return;
+    }
+  }
+  mark(What::kNeeded, index);
+  const std::lock_guard lock(mutex_);
+  if (!over_) {
+    storages_[index].settled = true;  // if it is still in use, it stays that way: keeping it costs nothing
+  }
+}
+
+void StepRecorder::released(std::uint32_t index) noexcept {
+  if (disturbed()) {
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(storages_[index].released, true)) {
+      return;
+    }
+    constexpr std::size_t kMany = 1000;
+    if (!in_backward_ && ++released_early_ >= kMany && 4 * released_early_ > 3 * storages_.size()) {
+      give_up_locked();
+      return;
+    }
+  }
+  mark(What::kReleased, index);
+}
+
+void StepRecorder::backward_begins() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_ || std::exchange(in_backward_, true)) {
+      return;
+    }
+  }
+  mark(What::kBackward, 0);
+}
+
+std::optional<StepRecord> StepRecorder::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {
+      return std::nullopt;
+    }
+    if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
+      in_backward_ = false;
+      if (!marks_.empty() && marks_.back().what == What::kBackward) {  // there may be thousands of them
+        peak_before_ = std::max(peak_before_, marks_.back().peak_bytes);
+        marks_.pop_back();
+      }
+      return std::nullopt;
+    }
+  }
+  mark(What::kEnd, 0);
+  Ticket end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (over_) {  // given up meanwhile
+      return std::nullopt;
+    }
+    over_ = true;
+    if (!usable_ || !in_backward_ || disturbed()) {
+      return std::nullopt;
+    }
+    end = marks_.back().time;
+  }
+  end->synchronize();  // without the lock: a save that ends on another thread takes it
+  const std::lock_guard lock(mutex_);
+  if (marks_.empty()) {  // given up meanwhile
+    return std::nullopt;
+  }
+  StepRecord result = record();
+  cost_.ms = tier_->ms_between(marks_.front().time, marks_.back().time);
+  marks_.clear();
+  return result;
+}
+
+void StepRecorder::give_up() noexcept {
+  const std::lock_guard lock(mutex_);
+  give_up_locked();
+}
+
+// LOCK: mutex_. Note [Steps that never end]
+void StepRecorder::give_up_locked() noexcept {
+  over_ = true;
+  marks_ = {};
+  storages_ = {};
+  in_use_ = {};
+}
+
+StepCost StepRecorder::cost() const {
+  const std::lock_guard lock(mutex_);
+  return cost_;
+}
+
+// `own_bytes`: of what ebb has begun to hold by the save that is marked.
+void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes) noexcept {
+  if (disturbed()) {
+    return;
+  }
+  try {
+    const c10::Stream stream = tier_->current_stream();
+    const DeviceUse use = meter_ ? meter_() : DeviceUse{};
+    const std::lock_guard lock(mutex_);
+    add_mark(what, index, stream, use, own_bytes);
+  } catch (...) {  // no memory for it, or no event
+    const std::lock_guard lock(mutex_);
+    usable_ = false;
+  }
+}
+
+// LOCK: mutex_
+void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
+                            std::uint64_t own_bytes) {
+  if (!usable_ || over_) {
+    return;
+  }
+  if (stream_.value_or(stream) != stream) {
+    usable_ = false;
+    return;
+  }
+  stream_ = stream;
+  const std::uint64_t storages = account_->storages_bytes();
+  const std::uint64_t held = less(storages, own_bytes);
+  const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
+                  std::max(std::exchange(peak_before_, 0), less(use.peak_bytes, std::min(held, held_bytes_)))};
+  held_bytes_ = held;
+  if (!meter_) {
+    cost_.peak_bytes = std::max(cost_.peak_bytes, storages);
+  } else if (!marks_.empty()) {  // the first mark's is of what was before the step
+    cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
+  }
+  marks_.push_back(mark);
+  const auto look_at = [&](std::uint32_t i) {
+    Storage& storage = storages_[i];
+    const std::size_t by_ebb = storage.held.expired() ? 0 : 1;
+    if (!storage.idle && !storage.settled && storage.source.use_count() <= by_ebb) {
+      storage.idle = true;
+      marks_.push_back({What::kIdle, i, mark.time, mark.other_bytes, mark.other_bytes});
+    }
+  };
+  if (what == What::kNeeded) {
+    look_at(index);
+  }
+  // Some at each mark: a program that holds on to what it saves must not be asked for all of it every time.
+  constexpr std::size_t kMost = 64;
+  const std::size_t first = next_in_use_ < in_use_.size() ? next_in_use_ : 0;
+  const auto begin = in_use_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto end = begin + static_cast<std::ptrdiff_t>(std::min(kMost, in_use_.size() - first));
+  const auto still_in_use = std::remove_if(begin, end, [&](std::uint32_t i) {
+    look_at(i);
+    return storages_[i].idle || storages_[i].settled;
+  });
+  next_in_use_ = end == in_use_.end() ? 0 : static_cast<std::size_t>(still_in_use - in_use_.begin());
+  in_use_.erase(still_in_use, end);
+}
+
+// Turns points in time into a clock that stands still in detours.
+class StepRecorder::Clock {
+ public:
+  explicit Clock(const StepRecorder& recorder) : tier_(*recorder.tier_), start_(recorder.marks_.front().time) {}
+
+  double at(const Mark& mark) {
+    const double now = tier_.ms_between(start_, mark.time);
+    if (mark.what == What::kDetour) {
+      open_.push_back({now, 0});
+    } else if (mark.what == What::kDetourEnd && !open_.empty()) {
+      const auto [begin, inside] = open_.back();
+      open_.pop_back();
+      const double span = now - begin;
+      own_ms_ = span - inside;
+      (open_.empty() ? detours_ms_ : open_.back().inside_ms) += span;
+    }
+    last_ = std::max(last_, open_.empty() ? now - detours_ms_ : last_);
+    return last_;
+  }
+
+  [[nodiscard]] bool in_detour() const { return !open_.empty(); }
+
+  // Of the detour that has just ended, without those inside of it.
+  [[nodiscard]] double own_ms() const { return own_ms_; }
+
+ private:
+  struct Open {
+    double begin_ms;
+    double inside_ms;
+  };
+  const Tier& tier_;
+  const Ticket start_;
+  std::vector<Open> open_;
+  double detours_ms_ = 0;
+  double own_ms_ = 0;
+  double last_ = 0;
+};
+
+// LOCK: mutex_. What a region's second run, which ends here, took at most besides what it saved.
+std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
+  const bool region = mark.what == What::kDetourEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
+  return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
+}
+
+// LOCK: mutex_
+StepRecord StepRecorder::record() const {
+  StepRecord result;
+  for (const Storage& storage : storages_) {
+    result.storages.push_back(storage.record);
+  }
+  Clock clock(*this);
+  double ms = 0;
+  double ms_before = 0;  // of the mark before
+  std::uint64_t other_before = 0;
+  for (const Mark& mark : marks_) {
+    const bool after_detour = clock.in_detour();
+    const double now = clock.at(mark);
+    if (mark.what != What::kIdle) {
+      ms_before = std::exchange(ms, now);
+    }
+    if (!after_detour && !result.other.empty()) {
+      result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
+    }
+    if (!clock.in_detour()) {
+      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark))});
+    }
+    switch (mark.what) {
+      case What::kSaved:
+        result.storages[mark.index].saved_ms = ms;
+        break;
+      case What::kIdle:
+        result.storages[mark.index].idle_ms = ms_before;
+        break;
+      case What::kNeeded:
+        result.storages[mark.index].needed_ms = ms;
+        result.storages[mark.index].other_bytes = mark.other_bytes;
+        break;
+      case What::kReleased:
+        result.storages[mark.index].released_ms = ms;
+        break;
+      case What::kBackward:
+        result.backward_ms = ms;
+        break;
+      case What::kEnd:
+        result.end_ms = ms;
+        break;
+      case What::kDetour:
+        break;
+      case What::kDetourEnd:
+        if (mark.index != kNoRecipe) {
+          StorageRecord& storage = result.storages[mark.index];
+          storage.recompute_ms = clock.own_ms();
+          storage.recompute_bytes = storage.movable ? less(mark.peak_bytes, other_before + storage.bytes) : 0;
+        }
+        break;
+    }
+    other_before = mark.other_bytes;
+  }
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
+    StorageRecord& storage = result.storages[i];
+    storage.needed_ms = storages_[i].needed ? storage.needed_ms : result.end_ms;
+    storage.bytes = storages_[i].idle ? storage.bytes : 0;
+    storage.released_ms = storages_[i].released ? storage.released_ms : result.end_ms;
+  }
+  return result;
+}
+
+StepRecorder::Detour::Detour(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
+    : recorder_(recorder), recipe_(recipe) {
+  if (recorder_ != nullptr) {
+    recorder_->mark(What::kDetour, recipe_.value_or(kNoRecipe));
+  }
+}
+
+StepRecorder::Detour::~Detour() {
+  if (recorder_ != nullptr) {
+    recorder_->mark(What::kDetourEnd, recipe_.value_or(kNoRecipe));
+  }
+}
+
+}  // namespace ebb

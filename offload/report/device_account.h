@@ -1,0 +1,57 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "offload/report/gauge.h"
+#include "offload/report/timeline.h"
+
+namespace ebb {
+
+// What ebb holds in device memory, now and over time. Shared by all that is counted, which may outlive the Core: a
+// tensor that was fetched can be saved again and then lies in the Core's own stash.
+struct DeviceAccount {
+  explicit DeviceAccount(bool record_timeline) : held(record_timeline ? &timeline : nullptr) {}
+
+  // Of that, storages that may leave the device: without saves that are passed through.
+  [[nodiscard]] std::uint64_t storages_bytes() const {
+    const std::uint64_t passed = passed_through.now_bytes();
+    return std::max(held.now_bytes(), passed) - passed;
+  }
+
+  // A lease that keeps what it counts in.
+  class Held {
+   public:
+    enum class What : std::uint8_t { kStorage, kPassedThrough, kPassedThroughBesidePlan };
+    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes, What what = What::kStorage)
+        : account_(std::move(account)), lease_(account_->held.hold(bytes)) {
+      if (what != What::kStorage) {
+        if_kept_ = account_->if_kept.hold(bytes);
+      }
+      if (what == What::kPassedThroughBesidePlan) {
+        passed_through_ = account_->passed_through.hold(bytes);
+      }
+    }
+    Held(Held&&) = default;
+    Held& operator=(Held&&) = delete;  // would let go of the account before the lease
+
+   private:
+    std::shared_ptr<DeviceAccount> account_;  // destroyed last
+    Gauge::Lease lease_;
+    Gauge::Lease if_kept_;
+    Gauge::Lease passed_through_;
+  };
+
+  Timeline timeline;
+  Gauge held;
+  Gauge if_kept;         // Stats::saved_if_kept
+  Gauge passed_through;  // where a plan needs to know
+
+  // How often the device had no memory left, so that what ebb held was to make room. A step meanwhile gives no record.
+  std::atomic<std::uint64_t> evictions{0};
+};
+
+}  // namespace ebb

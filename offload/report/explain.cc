@@ -1,0 +1,166 @@
+#include "offload/report/explain.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "offload/base/log.h"
+
+namespace ebb {
+namespace {
+
+enum class Why : std::uint8_t { kAlive, kNotNeeded, kNoUse, kNoRoom, kOnlyWay, kCheaper };
+
+struct Row {
+  std::string operation;
+  Decision decision = Decision::kKeep;
+  Why why = Why::kAlive;
+  std::size_t storages = 0;
+  std::uint64_t bytes = 0;
+  double recompute_ms = 0;
+};
+
+// `met`: a budget in bytes is, by what the plan does with the others.
+Why why(const StorageRecord& storage, Decision decision, bool met) {
+  switch (decision) {
+    case Decision::kKeep:
+      if (storage.bytes == 0) {
+        return Why::kAlive;
+      }
+      return met ? Why::kNotNeeded : Why::kNoUse;
+    case Decision::kOffload:
+      return storage.recompute == Recompute::kNo ? Why::kOnlyWay : Why::kCheaper;
+    case Decision::kRecompute:
+      break;
+  }
+  return storage.movable ? Why::kCheaper : Why::kNoRoom;
+}
+
+const char* text(Why why, Decision decision) {
+  switch (why) {
+    case Why::kAlive:
+      return "something else keeps it";
+    case Why::kNotNeeded:
+      return "fits without moving it";
+    case Why::kNoUse:
+      return "no gain, time or host room";
+    case Why::kNoRoom:
+      return "there is no room";
+    case Why::kOnlyWay:
+      return "no way to recompute it";
+    case Why::kCheaper:
+      break;
+  }
+  return decision == Decision::kOffload ? "less than recomputing" : "less than copying";
+}
+
+const char* text(Decision decision) {
+  switch (decision) {
+    case Decision::kKeep:
+      return "keep";
+    case Decision::kOffload:
+      return "offload";
+    case Decision::kRecompute:
+      break;
+  }
+  return "recompute";
+}
+
+// Most bytes first.
+std::vector<Row> rows_of(const Planned::Known& known, bool met) {
+  std::map<std::tuple<std::string, Decision, Why>, Row> found;
+  for (std::size_t i = 0; i < known.signature.size(); ++i) {
+    const StorageRecord& storage = known.record.storages[i];
+    const Decision decision = known.plan->decisions[i];
+    const std::string& name = known.signature[i].operation;
+    const Why reason = why(storage, decision, met);
+    Row& row = found[{name, decision, reason}];
+    row.operation = name.empty() ? "(none)" : name;
+    row.decision = decision;
+    row.why = reason;
+    ++row.storages;
+    row.bytes += storage.movable ? known.signature[i].bytes : storage.bytes;
+    row.recompute_ms += storage.recompute_ms;
+  }
+  std::vector<Row> rows;
+  for (auto& [key, row] : found) {
+    rows.push_back(std::move(row));
+  }
+  std::ranges::stable_sort(rows, std::greater{}, &Row::bytes);
+  return rows;
+}
+
+std::string cost(const Row& row, const LinkRates& rates) {
+  switch (row.decision) {
+    case Decision::kKeep:
+      return "-";
+    case Decision::kOffload:
+      return fmt::format("link {:.1f} + {:.1f} ms", static_cast<double>(row.bytes) / rates.out_bytes_per_ms,
+                         static_cast<double>(row.bytes) / rates.in_bytes_per_ms);
+    case Decision::kRecompute:
+      break;
+  }
+  return fmt::format("compute {:.1f} ms", row.recompute_ms);
+}
+
+struct GoalText {
+  std::string operator()(const DeviceBytes& goal) const {
+    return goal.bytes == kUnlimited ? "as fast as possible" : "at most " + human_bytes(goal.bytes) + " on the device";
+  }
+  std::string operator()(const Slowdown& goal) const {
+    return fmt::format("the least memory for at most {:g} % more time", 100 * goal.fraction);
+  }
+  std::string operator()(const LeastMemory& /*goal*/) const { return "the least memory"; }
+};
+
+// What to make of the predicted time.
+std::string trust(const PlanReport& report) {
+  constexpr double kFar = 0.1;
+  if (!report.actual) {
+    return report.on_cpu ? "; on a CPU the time is not to be trusted before a step has been checked" : "";
+  }
+  const double off = report.actual->ms / report.predicted.step_ms - 1;
+  return off < -kFar || off > kFar ? fmt::format("; off by {:+.0f} %, so the time is not to be trusted", 100 * off)
+                                   : "";
+}
+
+}  // namespace
+
+std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
+  const Prediction& predicted = report.predicted;
+  const std::optional<StepCost>& actual = report.actual;
+  const std::vector<Row> rows = rows_of(known, report.fits && std::holds_alternative<DeviceBytes>(goal));
+  std::size_t width = std::string_view("operation").size();
+  for (const Row& row : rows) {
+    width = std::max(width, row.operation.size());
+  }
+  std::string out =
+      fmt::format("plan: {}; {} saved storages\n{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", std::visit(GoalText(), goal),
+                  known.signature.size(), "operation", width, "storages", "bytes", "decision", "why", "predicted cost");
+  for (const Row& row : rows) {
+    out +=
+        fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
+                    text(row.decision), text(row.why, row.decision), cost(row, report.rates));
+  }
+  out +=
+      fmt::format("peak: predicted {}{}, actual {}{}\n", human_bytes(predicted.peak_bytes),
+                  report.fits ? "" : " (over the budget)", actual ? human_bytes(actual->peak_bytes) : "not known yet",
+                  report.metered ? "" : ", both of saved tensors only: Options::device_meter is not set");
+  out += fmt::format(
+      "time: predicted {:.1f} ms ({:.1f} with all kept; {:.1f} of waits and {:.1f} of recomputation), "
+      "actual {}{}\n",
+      predicted.step_ms, report.all_kept_ms, predicted.stalled_ms, predicted.recompute_ms,
+      actual ? fmt::format("{:.1f} ms", actual->ms) : "not known yet", trust(report));
+  return out;
+}
+
+}  // namespace ebb

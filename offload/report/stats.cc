@@ -1,0 +1,77 @@
+#include "offload/stats.h"
+
+#include <ostream>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "offload/base/log.h"
+
+namespace ebb {
+namespace {
+
+std::string line(std::string_view name, const Count& count) {
+  return fmt::format("{:<32}{:>14}{:>14}\n", name, count.tensors, human_bytes(count.bytes));
+}
+
+std::string line(std::string_view name, const Level& level) {
+  return fmt::format("{:<32}{:>14}{:>14}{:>14}\n", name, human_bytes(level.now_bytes), human_bytes(level.peak_bytes),
+                     level.capacity_bytes == 0 ? "-" : human_bytes(level.capacity_bytes));
+}
+
+}  // namespace
+
+std::string_view to_string(Kept reason) {
+  switch (reason) {
+    case Kept::kParameter:
+      return "parameter";
+    case Kept::kExcluded:
+      return "excluded";
+    case Kept::kOtherDevice:
+      return "other device";
+    case Kept::kEmpty:
+      return "empty";
+    case Kept::kUnmovable:
+      return "unmovable";
+    case Kept::kNonOwning:
+      return "non-owning";
+    case Kept::kPolicy:
+      return "policy";
+    case Kept::kNoRoom:
+      return "no room";
+    case Kept::kCaptured:
+      return "captured";
+    case Kept::kPutOff:
+      return "put off";
+  }
+  return "?";
+}
+
+std::ostream& operator<<(std::ostream& out, const Stats& stats) {
+  std::string text = fmt::format("{:<32}{:>14}{:>14}\n", fmt::format("in {} steps", stats.steps), "tensors", "bytes");
+  text += line("saved", stats.saved);
+  text += line("  offloaded", stats.offloaded);
+  text += line("  dropped", stats.dropped);
+  text += line("  saved before", stats.deduplicated);
+  for (std::size_t i = 0; i < kKeptReasons; ++i) {
+    if (stats.kept[i].tensors > 0) {
+      text += line(fmt::format("  kept: {}", to_string(static_cast<Kept>(i))), stats.kept[i]);
+    }
+  }
+  if (stats.evicted.tensors > 0) {
+    text += line("evicted", stats.evicted);
+  }
+  text += line("fetched", stats.fetched);
+  text += line("still on the device", stats.reused);
+  text += line("recomputed", stats.recomputed);
+  text += fmt::format("{:<32}{:>14}{:>14}{:>14}\n", "", "now", "peak", "bound");
+  text += line("saved on the device", stats.saved_on_device);
+  text += line("  if all had stayed", stats.saved_if_kept);
+  text += line("  stash", stats.stash);
+  text += line("  window", stats.window);
+  text += line("host memory or spill file", stats.pool);
+  text += fmt::format("the device waited {} times, {:.1f} ms in all\n", stats.stalls, stats.stalled_ms);
+  return out << text;
+}
+
+}  // namespace ebb

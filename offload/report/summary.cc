@@ -1,0 +1,70 @@
+#include "offload/report/summary.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "offload/base/log.h"
+
+namespace ebb {
+namespace {
+
+std::uint64_t gone_bytes(const Stats& stats) {
+  return stats.offloaded.bytes + stats.dropped.bytes + stats.evicted.bytes;
+}
+
+// A few percent of what it would have been: less than that is no gain worth a copy.
+bool has_gained(const Stats& stats) {
+  constexpr double kFewPercent = 0.05;
+  return static_cast<double>(stats.saved_on_device.peak_bytes) <
+         (1 - kFewPercent) * static_cast<double>(stats.saved_if_kept.peak_bytes);
+}
+
+// In each step, on average, at least this share of what it saves at most.
+bool has_moved_much(const Stats& stats) {
+  constexpr double kMuch = 0.1;
+  return static_cast<double>(gone_bytes(stats)) >=
+         kMuch * static_cast<double>(stats.steps) * static_cast<double>(stats.saved_if_kept.peak_bytes);
+}
+
+}  // namespace
+
+std::string summary(const Stats& stats) {
+  const std::uint64_t peak = stats.saved_on_device.peak_bytes;
+  const std::uint64_t if_kept = stats.saved_if_kept.peak_bytes;
+  std::string text =
+      fmt::format("in {} steps saved tensors took at most {} of the device", stats.steps, human_bytes(peak));
+  if (gone_bytes(stats) == 0) {
+    return text + ", and none left it";
+  }
+  text += fmt::format(
+      ", and {} had they stayed ({:+.0f} %); {} were offloaded and {} recomputed; the device waited {:.1f} ms",
+      human_bytes(if_kept), if_kept == 0 ? 0.0 : 100 * (static_cast<double>(peak) / static_cast<double>(if_kept) - 1),
+      human_bytes(stats.offloaded.bytes + stats.evicted.bytes), human_bytes(stats.recomputed.bytes), stats.stalled_ms);
+  return text;
+}
+
+std::vector<std::string> warnings(const Stats& stats, const std::vector<Matches>& matches) {
+  std::vector<std::string> found;
+  if (stats.steps < kEnoughSteps) {
+    return found;
+  }
+  if (has_moved_much(stats) && !has_gained(stats)) {
+    found.push_back(fmt::format(
+        "{} left the device for nothing: saved tensors took {} of it at most, and would have taken {} had all stayed. "
+        "What backward wants at once is better kept (NoOpGuard), a few large storages may all fit into stash and "
+        "window "
+        "(Options::stash_bytes, window_bytes), and Options::device_budget plans what is worth moving.",
+        human_bytes(gone_bytes(stats)), human_bytes(stats.saved_on_device.peak_bytes),
+        human_bytes(stats.saved_if_kept.peak_bytes)));
+  }
+  for (const Matches& each : matches) {
+    if (each.asked > 0 && each.matched == 0) {
+      found.push_back(fmt::format("the policy {} matched none of the {} storages that it was asked about", each.policy,
+                                  each.asked));
+    }
+  }
+  return found;
+}
+
+}  // namespace ebb

@@ -1,0 +1,44 @@
+#include "offload/residency/evictable.h"
+
+#include <optional>
+#include <utility>
+
+#include "offload/base/log.h"
+
+namespace ebb {
+
+Evictable::Id Evictable::add(std::weak_ptr<Evictee> storage, c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
+  return next_++;
+}
+
+void Evictable::remove(Id id) noexcept {
+  const std::lock_guard lock(mutex_);
+  entries_.erase(id);
+}
+
+void Evictable::evict(const std::function<bool()>& enough) {
+  for (Id next = 0; !enough();) {
+    std::shared_ptr<Evictee> storage;
+    std::optional<c10::Stream> stream;
+    {
+      const std::lock_guard lock(mutex_);
+      for (auto entry = entries_.lower_bound(next); entry != entries_.end() && storage == nullptr; ++entry) {
+        storage = entry->second.storage.lock();
+        stream = entry->second.stream;
+        next = entry->first + 1;
+      }
+    }
+    if (storage == nullptr) {
+      return;
+    }
+    try {
+      static_cast<void>(storage->evict(*stream));
+    } catch (...) {
+      log_warning("a tensor that was kept could not be moved to make room on the device");
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,37 @@
+#include "offload/residency/fetched.h"
+
+#include <utility>
+
+namespace ebb {
+
+Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
+                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease ahead)
+    : tier_(tier),
+      on_device_(std::move(on_device)),
+      storage_(std::move(storage)),
+      arrived_(std::move(arrived)),
+      stream_(stream),
+      ahead_(std::move(ahead)) {}
+
+Fetched::~Fetched() {
+  if (waited_for_) {
+    return;
+  }
+  tier_.wait_or_block(WaitPoint::kUnusedAfterIn, stream_, arrived_);
+}
+
+c10::Storage Fetched::get() {
+  tier_.wait(WaitPoint::kUseAfterIn, stream_, arrived_);
+  waited_for_ = true;
+  if (arrived_ != nullptr) {
+    tier_.used(stream_, storage_.data(), storage_.nbytes());
+  }
+  Gauge::Lease no_longer_ahead;
+  {
+    const std::lock_guard lock(mutex_);
+    no_longer_ahead = std::move(ahead_);
+  }
+  return storage_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,142 @@
+#include "offload/residency/out_of_memory.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include "offload/device_meter.h"
+#include "offload/residency/residency.h"
+
+namespace ebb {
+namespace {
+
+// Those that are asked.
+class Served {
+ public:
+  static Served& all() {
+    static auto* const served = new Served;  // the allocator may ask at any time, also at exit
+    return *served;
+  }
+
+  void add(const std::shared_ptr<Residency>& residency) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(offloaders_, [](const auto& each) { return each.expired(); });
+    offloaders_.push_back(residency);
+    any_ = true;
+  }
+
+  [[nodiscard]] std::vector<std::shared_ptr<Residency>> on(c10::Device device) {
+    std::vector<std::shared_ptr<Residency>> found;
+    if (!any_) {
+      return found;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& each : offloaders_) {
+        found.push_back(each.lock());
+      }
+    }
+    // Without the lock: whoever holds the last reference ends the core.
+    std::erase_if(found, [device](const std::shared_ptr<Residency>& residency) {
+      return residency == nullptr || residency->forked() || residency->tier().device() != device;
+    });
+    return found;
+  }
+
+ private:
+  std::atomic<bool> any_{false};
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Residency>> offloaders_;  // LOCK: mutex_
+};
+
+void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
+  if (Residency::fetches_ahead_here()) {  // a guess, which backward does without
+    return;
+  }
+  try {
+    const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+    const std::uint64_t room = cuda_room(device).unsplit_bytes;
+    for (const std::shared_ptr<Residency>& residency : Served::all().on(device)) {
+      if (bytes <= room + residency->ledger().storages_on_device()) {
+        residency->ledger().expect_request(bytes);
+      }
+    }
+  } catch (...) {  // the caller is about to throw c10::OutOfMemoryError
+  }
+}
+
+// Whether something was let go.
+bool make_room() {
+  const c10::Device device(c10::kCUDA, c10::cuda::current_device());
+  const std::vector<std::shared_ptr<Residency>> offloaders = Served::all().on(device);
+  if (offloaders.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
+    return false;
+  }
+  std::uint64_t reserve = 0;
+  for (const std::shared_ptr<Residency>& residency : offloaders) {
+    reserve = std::max(reserve, residency->ledger().largest_request_bytes());
+  }
+  bool some = false;
+  for (const std::shared_ptr<Residency>& residency : offloaders) {
+    // What is let go may leave holes beside memory in use, which serve no large request: so the device is asked again.
+    while (const std::uint64_t bytes = bytes_short(cuda_room(device).unsplit_bytes, reserve)) {
+      if (residency->evict(bytes) == 0) {
+        break;
+      }
+      some = true;
+    }
+  }
+  return some;
+}
+
+class MakeRoom final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {  // NOLINT(readability-identifier-naming): LibTorch's name
+    try {
+      return make_room();
+    } catch (...) {  // the allocator then does without
+      return false;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ebb
+
+namespace c10 {
+
+// At the start of the program, for the registry has no lock.
+using ebb::MakeRoom;
+REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
+
+}  // namespace c10
+
+namespace ebb {
+
+std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
+  constexpr std::uint64_t kSmallest = 20 << 20;  // what LibTorch takes for a request of 1 to 10 MiB
+  constexpr std::uint64_t kUnit = 2 << 20;       // and what it rounds larger ones up to
+  const std::uint64_t segment = std::max((reserve + kUnit - 1) / kUnit * kUnit, kSmallest);
+  return segment - std::min(room, segment);
+}
+
+void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency) {
+  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+  if (allocator->name() != "native") {  // cudaMallocAsync, or the user's: they do not ask
+    return;
+  }
+  static std::once_flag once;
+  std::call_once(once, [allocator] {
+    allocator->init(c10::cuda::device_count());  // of a device that is not known yet nothing is heard
+    allocator->attachOutOfMemoryObserver(&note_failed_request);
+  });
+  Served::all().add(residency);
+}
+
+}  // namespace ebb

@@ -1,0 +1,33 @@
+#include "offload/residency/stall_watch.h"
+
+#include <utility>
+
+namespace ebb {
+namespace {
+
+constexpr double kLeastMs = 1;  // a step
+constexpr int kPatience = 4;
+
+}  // namespace
+
+bool StallWatch::backward_begins(const StallStats& stalls, bool expected) {
+  const std::lock_guard lock(mutex_);
+  const double ms = stalls.total_ms - std::exchange(seen_ms_, stalls.total_ms);
+  if (!std::exchange(expected_, expected) || !expected) {
+    return false;
+  }
+  if (ms >= kLeastMs) {
+    patience_ = kPatience;
+  } else if (patience_ > 0) {
+    --patience_;
+  }
+  return steps_wait();
+}
+
+void StallWatch::guessed_wrong() {
+  const std::lock_guard lock(mutex_);
+  expected_ = false;
+  patience_ = 0;
+}
+
+}  // namespace ebb

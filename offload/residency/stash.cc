@@ -1,0 +1,82 @@
+#include "offload/residency/stash.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace ebb {
+
+Stash::~Stash() {
+  if (in_force(WaitPoint::kStashEnd)) {
+    drain();
+  }
+}
+
+void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
+                 std::uint64_t limit_bytes) {
+  sweep();
+  const std::uint64_t bytes = source.nbytes();
+  shrink_to(limit_bytes - std::min(bytes, limit_bytes));
+  {
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream});
+  }
+  if (bytes > limit_bytes) {
+    shrink_to(limit_bytes);
+  }
+}
+
+void Stash::sweep() noexcept {
+  while (true) {
+    std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
+    {
+      const std::lock_guard lock(mutex_);
+      if (entries_.empty() || (in_force(WaitPoint::kStashSweep) && !is_done(entries_.front().left))) {
+        return;
+      }
+      finished = std::move(entries_.front());
+      entries_.pop_front();
+    }
+  }
+}
+
+void Stash::drain() noexcept { shrink_to(0); }
+
+void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
+  while (gauge_.now_bytes() > limit_bytes) {
+    std::optional<Entry> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      if (entries_.empty()) {
+        return;
+      }
+      oldest = std::move(entries_.front());
+      entries_.pop_front();
+    }
+    let_go(*std::move(oldest));
+  }
+}
+
+void Stash::release(const c10::Storage& source) noexcept {
+  while (true) {
+    std::optional<Entry> found;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto at = std::ranges::find(entries_, source.unsafeGetStorageImpl(),
+                                        [](const Entry& entry) { return entry.source.unsafeGetStorageImpl(); });
+      if (at == entries_.end()) {
+        return;
+      }
+      found = std::move(*at);
+      entries_.erase(at);
+    }
+    let_go(*std::move(found));
+  }
+}
+
+// Only after the wait is the source let go: work that reuses its memory comes later on the same stream (R1 in
+// docs/design.md). The host may wait here (disk), so the lock is not held. A failed copy reads no more either; whoever
+// asks for its bytes hears of the error.
+void Stash::let_go(Entry entry) noexcept { tier_.wait_or_block(WaitPoint::kStashBound, entry.stream, entry.left); }
+
+}  // namespace ebb

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "offload/report/gauge.h"
+#include "streams/base/tier.h"
+
+namespace ebb {
+
+// Sources of copies out that may still be under way: device memory that is already saved elsewhere but cannot be freed
+// yet. Bounded in bytes: over the bound, the compute stream waits for the oldest copy. That costs time but bounds
+// memory, however far the host runs ahead of the device.
+//
+// Threads: every member may be called from any thread.
+class Stash {
+ public:
+  // `tier` must outlive the stash.
+  explicit Stash(Tier& tier) : tier_(tier) {}
+  ~Stash();
+  Stash(const Stash&) = delete;
+  Stash& operator=(const Stash&) = delete;
+
+  // Makes room, then holds `source`, which `stream` owns, until `left` is done or `stream` has waited for it. A source
+  // larger than the limit is waited for at once.
+  void hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
+            std::uint64_t limit_bytes);
+
+  // Lets go of the oldest sources whose copies are done. Never waits.
+  void sweep() noexcept;
+
+  // Makes the owning streams wait for the oldest copies, and lets go of their sources, until the rest are within the
+  // limit.
+  void shrink_to(std::uint64_t limit_bytes) noexcept;
+
+  // The same for this source, in each version that it was saved in.
+  void release(const c10::Storage& source) noexcept;
+
+  // Makes the owning streams wait for all copies and lets go of everything.
+  void drain() noexcept;
+
+  [[nodiscard]] const Gauge& gauge() const { return gauge_; }
+  [[nodiscard]] Gauge& gauge() { return gauge_; }
+
+ private:
+  struct Entry {
+    std::shared_ptr<Gauge::Lease> on_device;
+    Gauge::Lease in_stash;
+    c10::Storage source;
+    Ticket left;
+    c10::Stream stream;
+  };
+
+  void let_go(Entry entry) noexcept;
+
+  Tier& tier_;
+  Gauge gauge_;
+  std::mutex mutex_;
+  std::deque<Entry> entries_;  // LOCK: mutex_. Oldest first
+};
+
+}  // namespace ebb

@@ -1,0 +1,24 @@
+#include "offload/residency/storage_table.h"
+
+namespace ebb {
+
+std::shared_ptr<SavedStorage> StorageTable::find(const c10::Storage& storage, const VersionId& version) {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(storage.unsafeGetStorageImpl());
+  if (found == entries_.end()) {
+    return nullptr;
+  }
+  const Entry& entry = found->second;
+  const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
+  return same ? entry.saved.lock() : nullptr;
+}
+
+void StorageTable::erase(const c10::StorageImpl* storage, const SavedStorage* saved) {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(storage);
+  if (entry != entries_.end() && entry->second.identity == saved) {
+    entries_.erase(entry);
+  }
+}
+
+}  // namespace ebb

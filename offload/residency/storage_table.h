@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <c10/core/Storage.h>
+
+#include "offload/base/version_id.h"
+
+namespace ebb {
+
+class SavedStorage;
+
+// Finds the SavedStorage of a storage that is already saved, so that one copy serves all its saves. An entry is the
+// newest version of its storage. It cannot be taken for another storage's: a SavedStorage holds a weak reference to its
+// StorageImpl, whose address is therefore not used again while the SavedStorage exists; an entry that outlives it finds
+// nothing.
+//
+// Threads: every member may be called from any thread.
+class StorageTable {
+ public:
+  // The storage's SavedStorage in this version, or the one that `make()` returns, entered. A storage whose memory was
+  // resized or swapped is another one, even where its version says nothing of it.
+  template <typename Make>
+  std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, const VersionId& version, Make make,
+                                               bool& inserted) {
+    const std::lock_guard lock(mutex_);
+    Entry& entry = entries_[storage.unsafeGetStorageImpl()];
+    const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
+    std::shared_ptr<SavedStorage> known = same ? entry.saved.lock() : nullptr;
+    inserted = known == nullptr;
+    if (inserted) {
+      known = make();
+      entry = {known, known.get(), version, storage.data(), storage.nbytes()};
+    }
+    return known;
+  }
+
+  // The storage's SavedStorage in this version; null for none.
+  [[nodiscard]] std::shared_ptr<SavedStorage> find(const c10::Storage& storage, const VersionId& version);
+
+  // Called by the SavedStorage's destructor.
+  void erase(const c10::StorageImpl* storage, const SavedStorage* saved);
+
+ private:
+  struct Entry {
+    std::weak_ptr<SavedStorage> saved;
+    const SavedStorage* identity = nullptr;  // still comparable when `saved` has expired
+    VersionId version;
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  std::mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;  // LOCK: mutex_
+};
+
+}  // namespace ebb

@@ -1,0 +1,259 @@
+#include "offload/tensors/lent_tensor.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace ebb {
+namespace {
+
+using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
+
+struct Entry {
+  Impl tensor;                        // null if it may be taken over, as an operation's own output may from the start
+  WeakTensor handed;                  // the same tensor
+  c10::Storage memory;                // its
+  WeakTensor saved;                   // null once nobody has that: it keeps the version counter alive
+  const torch::autograd::Node* node;  // that it was lent to. Only to compare
+  std::thread::id thread;             // on which that ran
+  bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
+
+  [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
+
+  // Nobody has what was saved, nor saves of it: without hooks, too, it would be taken over.
+  [[nodiscard]] bool may_be_taken_over() const {
+    return is_nobodys || (saved.expired() && saved.weak_use_count() == 1);
+  }
+
+  // Its node has run. What a node lets go of while it runs, it may ask for again.
+  [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
+    return is_of_this_thread() && node != running;
+  }
+  [[nodiscard]] bool is_of_this_thread() const { return thread == std::this_thread::get_id(); }
+};
+
+}  // namespace
+
+// The tensors that are referred to, of the whole process: a tensor may be lent on one thread and let go of on another.
+//
+// A forked child begins anew, without what its parent was lent: the lock may never be released there.
+//
+// Threads: every member may be called from any thread. Tensors are destroyed outside of the lock, for that may end a
+// graph.
+class Lent {
+ public:
+  static Lent& all() {
+    Lent* known = instance_;
+    if (known == nullptr) {
+      static const int registered = pthread_atfork(nullptr, nullptr, [] { instance_ = nullptr; });
+      static_cast<void>(registered);
+      auto* const made = new Lent;  // never destroyed: autograd may run at any time, also at exit
+      if (instance_.compare_exchange_strong(known, made)) {
+        return *made;
+      }
+      delete made;
+    }
+    return *known;
+  }
+
+  void add(const Impl& tensor, Handing handing, const WeakTensor& saved) {
+    if (passes_ == 0) {  // nobody takes it over
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
+                        saved, current_node(), std::this_thread::get_id()});
+    count_ = entries_.size();
+  }
+
+  // Before the calling thread's node is lent anything.
+  void sweep_behind() noexcept {
+    const torch::autograd::Node* const running = current_node();
+    const bool many = count_ > kMany;
+    take(
+        [running, many](const Entry& entry) {
+          return entry.is_unused() && (entry.is_behind(running) || (many && entry.is_of_this_thread()));
+        },
+        Memory::kStays);
+  }
+
+  // A node lets go of its saves.
+  Memories sweep_here() noexcept {
+    const torch::autograd::Node* const running = current_node();  // null by the time a node lets go of its own saves
+    return take([running](const Entry& entry) { return entry.is_unused() && entry.is_behind(running); },
+                Memory::kIsReleased);
+  }
+
+  [[nodiscard]] bool anything() const { return count_ != 0; }
+
+  void sweep_unused() noexcept {
+    take([](const Entry& entry) { return entry.is_unused(); }, Memory::kStays);
+  }
+
+  void begin_pass() { ++passes_; }
+
+  void end_pass() noexcept {
+    std::vector<Entry> done;  // destroyed after the lock is released
+    if (--passes_ != 0) {
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    if (passes_ == 0) {  // else another pass has begun since, whose tensors these may be
+      done.swap(entries_);
+      count_ = 0;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kAtOnce = 16;
+  static constexpr std::size_t kMany = 1024;  // a node that asks for its saves without end must not be lent without end
+
+  enum class Memory : bool { kStays, kIsReleased };
+
+  // Lets go of some of those that are done. Looks at so many that there is no end to none of them, however many live.
+  // Returns what memory it has released: of the calling thread's tensors that may be taken over, and share their
+  // version counter with nothing. (Elsewhere a tensor may be being changed.)
+  template <typename Done>
+  Memories take(const Done& is_done, Memory of_the_others) noexcept {
+    Memories released;
+    if (count_ == 0) {
+      return released;
+    }
+    // Destroyed after the lock is released, all three.
+    c10::SmallVector<Entry, kAtOnce> done;
+    c10::SmallVector<Impl, kAtOnce> let_go;
+    c10::SmallVector<Impl, kAtOnce> looked_at;
+    const std::lock_guard lock(mutex_);
+    constexpr std::size_t kMost = 64;
+    const std::size_t most = std::min(kMost, entries_.size());
+    const auto have_room = [&] { return std::max({done.size(), let_go.size(), looked_at.size()}) < kAtOnce; };
+    for (std::size_t i = 0; i < most && have_room(); ++i) {
+      next_ = next_ < entries_.size() ? next_ : 0;
+      Entry& entry = entries_[next_];
+      if (is_done(entry)) {
+        done.push_back(std::move(entry));
+        if (next_ + 1 != entries_.size()) {
+          entry = std::move(entries_.back());
+        }
+        entries_.pop_back();
+        continue;
+      }
+      ++next_;
+      if (!entry.may_be_taken_over()) {
+        continue;
+      }
+      if (!std::exchange(entry.is_nobodys, true)) {
+        let_go.push_back(std::exchange(entry.tensor, {}));
+        entry.saved = WeakTensor(Impl());  // its tensor has ended already: this ends no graph
+      }
+      if (of_the_others == Memory::kIsReleased && entry.memory && entry.is_of_this_thread()) {
+        looked_at.push_back(entry.handed.lock());
+        if (looked_at.back() && looked_at.back()->unique_version()) {
+          released.push_back(std::exchange(entry.memory, {}));
+        }
+      }
+    }
+    count_ = entries_.size();
+    return released;
+  }
+
+  static inline std::atomic<Lent*> instance_{nullptr};
+
+  std::atomic<std::size_t> count_{0};
+  std::atomic<std::int64_t> passes_{0};
+  std::mutex mutex_;
+  std::vector<Entry> entries_;  // LOCK: mutex_
+  std::size_t next_ = 0;        // LOCK: mutex_
+};
+
+namespace {
+
+class LentTensorImpl final : public c10::TensorImpl {
+ public:
+  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, Handing handing, WeakTensor saved)
+      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()), handing_(handing), saved_(std::move(saved)) {
+    copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
+    set_storage_keep_dtype(std::move(storage));
+  }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                         bool allow_tensor_metadata_change) const override {
+    return referred_to(TensorImpl::shallow_copy_and_detach(version_counter, allow_tensor_metadata_change));
+  }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                         bool allow_tensor_metadata_change) const override {
+    return referred_to(TensorImpl::shallow_copy_and_detach(std::move(version_counter), allow_tensor_metadata_change));
+  }
+
+ private:
+  [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
+    Lent::all().add(copy, handing_, saved_);
+    return copy;
+  }
+
+  const Handing handing_;
+  const WeakTensor saved_;
+};
+
+}  // namespace
+
+// The node that saves its own output is the newest of its thread.
+Handing handing_of(const at::Tensor& saved) {
+  if (saved.is_leaf()) {
+    return saved.requires_grad() ? Handing::kLent : Handing::kItself;
+  }
+  const auto& made_by = saved.grad_fn();
+  const bool output = made_by != nullptr && made_by->sequence_nr() + 1 >= at::sequence_number::peek() &&
+                      made_by->thread_id() == at::RecordFunction::currentThreadId();
+  return output ? Handing::kCopied : Handing::kLent;
+}
+
+at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const WeakTensor& saved) {
+  return at::Tensor(
+      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), handing, saved)));
+}
+
+at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage()
+             ? lend(tensor, tensor.storage(), handing, saved)
+             : tensor;
+}
+
+void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
+  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, saved);
+}
+
+void sweep_lent_behind() noexcept { Lent::all().sweep_behind(); }
+
+Memories sweep_lent_here() noexcept { return Lent::all().sweep_here(); }
+
+bool anything_is_lent() noexcept { return Lent::all().anything(); }
+
+void sweep_unused_lent() noexcept { Lent::all().sweep_unused(); }
+
+LendingPass::LendingPass() : lent_(Lent::all()) { lent_.begin_pass(); }
+
+LendingPass::~LendingPass() {
+  if (&lent_ == &Lent::all()) {  // else the process was forked in between, and there is nothing to end
+    lent_.end_pass();
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,132 @@
+#include "offload/tensors/saved_tensor.h"
+
+#include <cstring>
+#include <typeinfo>
+#include <utility>
+
+#include <ATen/SequenceNumber.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "offload/tensors/remembered_tensor.h"
+
+namespace ebb {
+namespace {
+
+// Of a torch::autograd::Function.
+bool is_custom(const torch::autograd::Node& node) { return std::strstr(typeid(node).name(), "CppNode") != nullptr; }
+
+// A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
+// (VersionCheck). Not if the node that saves it also made it, for then they would own each other: that node is the
+// thread's newest, but for one of a custom function, whose forward may have made others since.
+bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
+  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr && !is_custom(*tensor.grad_fn()) &&
+         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+}
+
+// Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
+at::Tensor held(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
+  if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
+    return tensor;
+  }
+  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, saved) : tensor;
+  return lent.is_same(tensor) ? tensor.tensor_data() : lent;
+}
+
+WeakTensor base_of(const at::Tensor& saved, Handing handing) {
+  const bool holds_base = handing != Handing::kCopied && saved.is_view();
+  return WeakTensor(holds_base ? saved._base().getIntrusivePtr()
+                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+}
+
+const void* memory_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().data() : nullptr; }
+
+std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+
+}  // namespace
+
+SavedTensor::SavedTensor(const at::Tensor& saved)
+    : version_(saved),
+      handing_(handing_of(saved)),
+      base_(base_of(saved, handing_)),
+      tensor_(held(saved, handing_, version_.weak())),
+      data_(memory_of(saved)),
+      bytes_(bytes_of(saved)) {}
+
+SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
+    : version_(saved),
+      handing_(handing_of(saved)),
+      base_(base_of(saved, handing_)),
+      tensor_(with_storage(saved, storage->no_bytes())),
+      data_(nullptr),
+      bytes_(0),
+      use_(std::in_place, std::move(storage)) {}
+
+SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
+    : version_(other.version_),
+      handing_(other.handing_),
+      base_(other.base_),
+      tensor_(std::move(tensor)),
+      data_(other.data_),
+      bytes_(other.bytes_) {}
+
+std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
+  version_.check(tensor_);
+  if (!has_its_memory()) {
+    return nullptr;
+  }
+  std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : tensor_.tensor_data()));
+  if (use_) {
+    use_->storage()->check_process();
+    copy->use_.emplace(use_->storage());
+  }
+  return copy;
+}
+
+bool SavedTensor::has_its_memory() const {
+  return use_ ? !use_->storage()->source_has_changed() : memory_of(tensor_) == data_ && bytes_of(tensor_) == bytes_;
+}
+
+at::Tensor SavedTensor::get() {
+  version_.check(tensor_);
+  const at::Tensor saved = version_.saved();
+  if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
+    return lend(saved, handing_, version_.weak());
+  }
+  if (!use_) {
+    const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
+    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, version_.weak()) : tensor_;
+  }
+  c10::Storage storage = use_->get();
+  if (handing_ == Handing::kItself) {
+    if (saved.defined()) {
+      return saved;
+    }
+    at::Tensor lent = with_storage(tensor_, std::move(storage));
+    refer_to_lent(lent, version_.weak());
+    return lent;
+  }
+  return lend(tensor_, std::move(storage), handing_, version_.weak());
+}
+
+bool SavedTensor::has_other_data(const at::Tensor& saved) const {
+  if (!saved.has_storage() || !tensor_.has_storage() || tensor_.is_same(saved)) {
+    return false;
+  }
+  return saved.storage().unsafeGetStorageImpl() !=
+             (use_ ? use_->storage()->source_identity() : tensor_.storage().unsafeGetStorageImpl()) ||
+         saved.sizes() != tensor_.sizes() || saved.strides() != tensor_.strides() ||
+         saved.storage_offset() != tensor_.storage_offset();
+}
+
+at::Tensor SavedTensor::get_for_recipe() {
+  version_.check(tensor_);
+  TORCH_CHECK(has_its_memory(),
+              "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has been "
+              "resized or replaced since. Have the policy keep or offload what is computed from such tensors.");
+  return use_ ? with_storage(tensor_, use_->get()) : tensor_;
+}
+
+int SavedTensor::recipe_depth() const { return use_ ? use_->storage()->recipe_depth() : 0; }
+
+}  // namespace ebb

@@ -1,0 +1,65 @@
+#include "offload/tensors/version_check.h"
+
+#include <sstream>
+#include <utility>
+
+#include <ATen/core/Formatting.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace ebb {
+
+VersionCheck::VersionCheck(const at::Tensor& saved)
+    : counter_(saved.unsafeGetTensorImpl()->version_counter()),
+      saved_version_(counter_.current_version()),
+      saved_(saved.getIntrusivePtr()),
+      grad_fn_(saved.grad_fn()),
+      output_nr_(static_cast<std::uint32_t>(saved.output_nr())) {}
+
+// The text is that of torch/csrc/autograd/saved_variable.cpp, so that users, and tests, find what they know.
+void VersionCheck::check(const at::Tensor& like) const {
+  const std::uint32_t version = counter_.current_version();
+  if (version == saved_version_) {
+    return;
+  }
+  std::ostringstream message;
+  message << "one of the variables needed for gradient computation has been modified by an inplace operation: ["
+          << like.toString() << " ";
+  if (like.is_nested()) {
+    message << like._nested_tensor_size();
+  } else {
+    message << like.sizes();
+  }
+  message << "]";
+  if (const auto grad_fn = producer()) {
+    message << ", which is output " << output_nr_ << " of " << grad_fn->name() << ",";
+  }
+  message << " is at version " << version << "; expected version " << saved_version_ << " instead.";
+  if (torch::autograd::AnomalyMode::is_enabled()) {
+    message << " Hint: the backtrace further above shows the operation that failed to compute its gradient. The "
+               "variable in question was changed in there or anywhere later. Good luck!";
+  } else {
+    message << " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+               "torch.autograd.set_detect_anomaly(True, check_nan=False).";
+  }
+  TORCH_CHECK(false, message.str());
+}
+
+at::Tensor VersionCheck::saved() const {
+  auto alive = saved_.lock();
+  return alive ? at::Tensor(std::move(alive)) : at::Tensor();
+}
+
+// LibTorch names the node that made what the tensor holds now, unless the saving node saved its own output: then it
+// names that node, which is the one that runs while its saves are unpacked.
+std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
+  std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
+  if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {
+    return at_save;
+  }
+  const at::Tensor tensor = saved();
+  return tensor.defined() ? tensor.grad_fn() : at_save;
+}
+
+}  // namespace ebb
