@@ -15,9 +15,6 @@
 namespace at {
 class Tensor;
 }
-namespace torch::nn {
-class Module;
-}
 
 namespace ebb {
 
@@ -46,8 +43,21 @@ class Offloader {
 
   // Never moves these tensors nor any view of their storages. Leaves that require gradients need no mention; this is
   // for buffers, frozen weights and the like. The tensors are not kept alive. Call it after the last `to(device)` or
-  // `to(dtype)`: those give a module new storages.
-  void exclude(const torch::nn::Module& module);
+  // `to(dtype)`: those give a module new storages. A module is a torch::nn::Module, or whatever else has parameters
+  // and buffers.
+  template <typename Module>
+  requires requires(const Module& module) {
+    module.parameters();
+    module.buffers();
+  }
+  void exclude(const Module& module) {
+    for (const at::Tensor& parameter : module.parameters()) {
+      exclude(parameter);
+    }
+    for (const at::Tensor& buffer : module.buffers()) {
+      exclude(buffer);
+    }
+  }
   void exclude(const at::Tensor& tensor);
 
   // Makes the streams that made them wait for all copies out, and lets their sources go. For measuring; training does

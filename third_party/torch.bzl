@@ -44,9 +44,9 @@ cc_library(
 """
 
 def _torch_repository_impl(ctx):
-    python = ctx.os.environ.get("TORCH_PYTHON")
+    python = ctx.os.environ.get("LIBTORCH_PYTHON")
     if not python:
-        fail("TORCH_PYTHON is not set: build with ./dev, or pass --repo_env=TORCH_PYTHON=<a Python that has torch>")
+        fail("LIBTORCH_PYTHON is not set: build with ./dev, or pass --repo_env=LIBTORCH_PYTHON=<a Python that has torch>")
     found = ctx.execute([
         python,
         "-c",
@@ -70,6 +70,6 @@ def _torch_repository_impl(ctx):
 
 torch_repository = repository_rule(
     implementation = _torch_repository_impl,
-    environ = ["TORCH_PYTHON"],
+    environ = ["LIBTORCH_PYTHON"],
     local = True,
 )

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <torch/nn/module.h>
 
 #include "offload/autograd/core.h"
 #include "offload/autograd/engine.h"
@@ -143,15 +142,6 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
 Offloader::~Offloader() {
   if (core_ != nullptr && !core_->forked()) {
     core_->log_summary();
-  }
-}
-
-void Offloader::exclude(const torch::nn::Module& module) {
-  for (const at::Tensor& parameter : module.parameters()) {
-    exclude(parameter);
-  }
-  for (const at::Tensor& buffer : module.buffers()) {
-    exclude(buffer);
   }
 }
 

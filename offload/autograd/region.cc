@@ -91,7 +91,8 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (version_) {
       region_->drop(place_);
     }
-    sweep_lent_here();
+    version_.reset();
+    sweep_lent_here(this);
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -109,9 +110,9 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {
-      refer_to_lent(tensor, version_->weak());
+      refer_to_lent(tensor, {this, version_->weak()});
     }
-    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, version_->weak());
+    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, {this, version_->weak()});
   }
 
  private:

@@ -14,9 +14,10 @@ SaveHook::~SaveHook() {
   if (anything_is_lent() && saved_ && saved_->storage() != nullptr) {
     residency = saved_->storage()->residency();
   }
+  const void* const save = saved_ ? &*saved_ : nullptr;
   saved_.reset();
   held_.reset();
-  for (const c10::Storage& memory : sweep_lent_here()) {  // of what this save was lent as: its node is done by now
+  for (const c10::Storage& memory : sweep_lent_here(save)) {
     if (residency != nullptr && !residency->forked()) {
       residency->stash().release(memory);
     }

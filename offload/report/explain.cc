@@ -84,7 +84,7 @@ std::vector<Row> rows_of(const Planned::Known& known, bool met) {
     const std::string& name = known.signature[i].operation;
     const Why reason = why(storage, decision, met);
     Row& row = found[{name, decision, reason}];
-    row.operation = name.empty() ? "(none)" : name;
+    row.operation = name.empty() ? "no grad_fn" : name;
     row.decision = decision;
     row.why = reason;
     ++row.storages;

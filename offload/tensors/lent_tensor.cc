@@ -31,6 +31,7 @@ struct Entry {
   WeakTensor saved;                   // null once nobody has that: it keeps the version counter alive
   const torch::autograd::Node* node;  // that it was lent to. Only to compare
   std::thread::id thread;             // on which that ran
+  const void* save;                   // LentFrom::save
   bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
   [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
@@ -71,13 +72,13 @@ class Lent {
     return *known;
   }
 
-  void add(const Impl& tensor, Handing handing, const WeakTensor& saved) {
+  void add(const Impl& tensor, Handing handing, const LentFrom& from) {
     if (passes_ == 0) {  // nobody takes it over
       return;
     }
     const std::lock_guard lock(mutex_);
     entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
-                        saved, current_node(), std::this_thread::get_id()});
+                        from.saved, current_node(), std::this_thread::get_id(), from.save});
     count_ = entries_.size();
   }
 
@@ -92,11 +93,15 @@ class Lent {
         Memory::kStays);
   }
 
-  // A node lets go of its saves.
-  Memories sweep_here() noexcept {
-    const torch::autograd::Node* const running = current_node();  // null by the time a node lets go of its own saves
-    return take([running](const Entry& entry) { return entry.is_unused() && entry.is_behind(running); },
-                Memory::kIsReleased);
+  // A save ends.
+  Memories sweep_here(const void* save) noexcept {
+    const torch::autograd::Node* const running =
+        current_node();  // this save's, where a node that has run lets go of it
+    return take(
+        [running, save](const Entry& entry) {
+          return entry.is_unused() && (entry.is_behind(running) || (entry.save == save && entry.is_of_this_thread()));
+        },
+        Memory::kIsReleased);
   }
 
   [[nodiscard]] bool anything() const { return count_ != 0; }
@@ -121,39 +126,53 @@ class Lent {
 
  private:
   static constexpr std::size_t kAtOnce = 16;
+  static constexpr std::size_t kMost = 64;
   static constexpr std::size_t kMany = 1024;  // a node that asks for its saves without end must not be lent without end
 
   enum class Memory : bool { kStays, kIsReleased };
 
-  // Lets go of some of those that are done. Looks at so many that there is no end to none of them, however many live.
-  // Returns what memory it has released: of the calling thread's tensors that may be taken over, and share their
-  // version counter with nothing. (Elsewhere a tensor may be being changed.)
+  // Lets go of some of those that are done, and then of those that may be taken over. Looks at so many that there is no
+  // end to none of them, however many live. Returns what memory it has released: of the calling thread's tensors that
+  // may be taken over, and share their version counter with nothing. (Elsewhere a tensor may be being changed.)
   template <typename Done>
   Memories take(const Done& is_done, Memory of_the_others) noexcept {
-    Memories released;
     if (count_ == 0) {
-      return released;
+      return {};
     }
-    // Destroyed after the lock is released, all three.
-    c10::SmallVector<Entry, kAtOnce> done;
-    c10::SmallVector<Impl, kAtOnce> let_go;
-    c10::SmallVector<Impl, kAtOnce> looked_at;
+    let_go_of_done(is_done);  // outside of the lock before the next: they share version counters with the others
+    return let_go_of_nobodys(of_the_others);
+  }
+
+  template <typename Done>
+  void let_go_of_done(const Done& is_done) noexcept {
+    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released
     const std::lock_guard lock(mutex_);
-    constexpr std::size_t kMost = 64;
     const std::size_t most = std::min(kMost, entries_.size());
-    const auto have_room = [&] { return std::max({done.size(), let_go.size(), looked_at.size()}) < kAtOnce; };
-    for (std::size_t i = 0; i < most && have_room(); ++i) {
+    for (std::size_t i = 0; i < most && done.size() < kAtOnce; ++i) {
       next_ = next_ < entries_.size() ? next_ : 0;
       Entry& entry = entries_[next_];
-      if (is_done(entry)) {
-        done.push_back(std::move(entry));
-        if (next_ + 1 != entries_.size()) {
-          entry = std::move(entries_.back());
-        }
-        entries_.pop_back();
+      if (!is_done(entry)) {
+        ++next_;
         continue;
       }
-      ++next_;
+      done.push_back(std::move(entry));
+      if (next_ + 1 != entries_.size()) {
+        entry = std::move(entries_.back());
+      }
+      entries_.pop_back();
+    }
+    count_ = entries_.size();
+  }
+
+  Memories let_go_of_nobodys(Memory memory) noexcept {
+    Memories released;
+    c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released, as the next
+    c10::SmallVector<Impl, kAtOnce> looked_at;
+    const std::lock_guard lock(mutex_);
+    const std::size_t most = std::min(kMost, entries_.size());
+    for (std::size_t i = 0; i < most && std::max(let_go.size(), looked_at.size()) < kAtOnce; ++i) {
+      next_to_take_over_ = next_to_take_over_ < entries_.size() ? next_to_take_over_ : 0;
+      Entry& entry = entries_[next_to_take_over_++];
       if (!entry.may_be_taken_over()) {
         continue;
       }
@@ -161,14 +180,13 @@ class Lent {
         let_go.push_back(std::exchange(entry.tensor, {}));
         entry.saved = WeakTensor(Impl());  // its tensor has ended already: this ends no graph
       }
-      if (of_the_others == Memory::kIsReleased && entry.memory && entry.is_of_this_thread()) {
+      if (memory == Memory::kIsReleased && entry.memory && entry.is_of_this_thread()) {
         looked_at.push_back(entry.handed.lock());
         if (looked_at.back() && looked_at.back()->unique_version()) {
           released.push_back(std::exchange(entry.memory, {}));
         }
       }
     }
-    count_ = entries_.size();
     return released;
   }
 
@@ -177,16 +195,20 @@ class Lent {
   std::atomic<std::size_t> count_{0};
   std::atomic<std::int64_t> passes_{0};
   std::mutex mutex_;
-  std::vector<Entry> entries_;  // LOCK: mutex_
-  std::size_t next_ = 0;        // LOCK: mutex_
+  std::vector<Entry> entries_;         // LOCK: mutex_
+  std::size_t next_ = 0;               // LOCK: mutex_. To look at: whether it is done
+  std::size_t next_to_take_over_ = 0;  // LOCK: mutex_. Whether it may be
 };
 
 namespace {
 
 class LentTensorImpl final : public c10::TensorImpl {
  public:
-  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, Handing handing, WeakTensor saved)
-      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()), handing_(handing), saved_(std::move(saved)) {
+  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, Handing handing, const LentFrom& from)
+      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()),
+        handing_(handing),
+        saved_(from.saved),
+        save_(from.save) {
     copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
     set_storage_keep_dtype(std::move(storage));
   }
@@ -203,12 +225,13 @@ class LentTensorImpl final : public c10::TensorImpl {
 
  private:
   [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
-    Lent::all().add(copy, handing_, saved_);
+    Lent::all().add(copy, handing_, {save_, saved_});
     return copy;
   }
 
   const Handing handing_;
   const WeakTensor saved_;
+  const void* const save_;
 };
 
 }  // namespace
@@ -224,25 +247,24 @@ Handing handing_of(const at::Tensor& saved) {
   return output ? Handing::kCopied : Handing::kLent;
 }
 
-at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const WeakTensor& saved) {
+at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from) {
   return at::Tensor(
-      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), handing, saved)));
+      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), handing, from)));
 }
 
-at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
+at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage()
-             ? lend(tensor, tensor.storage(), handing, saved)
-             : tensor;
+  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() ? lend(tensor, tensor.storage(), handing, from)
+                                                                         : tensor;
 }
 
-void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved) {
-  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, saved);
+void refer_to_lent(const at::Tensor& tensor, const LentFrom& from) {
+  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, from);
 }
 
 void sweep_lent_behind() noexcept { Lent::all().sweep_behind(); }
 
-Memories sweep_lent_here() noexcept { return Lent::all().sweep_here(); }
+Memories sweep_lent_here(const void* save) noexcept { return Lent::all().sweep_here(save); }
 
 bool anything_is_lent() noexcept { return Lent::all().anything(); }
 

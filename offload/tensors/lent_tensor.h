@@ -21,9 +21,9 @@ namespace ebb {
 // So ebb refers to the tensor that LibTorch makes, as long as without hooks somebody else would refer to the very
 // tensor that was saved: the program does, or a save of it lives, which a weak reference to that tensor shows. LibTorch
 // makes its own by TensorImpl::shallow_copy_and_detach, which is virtual: a lent tensor is of a class of ours, and
-// remembers the copies made of it. They are let go of when their node has run: at the end of a save, at the next node's
-// unpack, where the device has no memory left, and when no backward pass is under way any more. Until then a node that
-// asks for a save again, having let go of what it got, finds that again.
+// remembers the copies made of it. They are let go of when their node has run: at the end of their save, at the next
+// node's unpack, where the device has no memory left, and when no backward pass is under way any more. Until then a
+// node that asks for a save again, having let go of what it got, finds that again.
 //
 // What LibTorch does with a save, hooks or none:
 enum class Handing : std::uint8_t {
@@ -36,25 +36,32 @@ enum class Handing : std::uint8_t {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+// What a tensor is lent from. Only to compare: the save's address, and the tensor that was saved.
+struct LentFrom {
+  const void* save;
+  const WeakTensor& saved;
+};
+
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
-// `saved`: the tensor that was saved. Requires a dense tensor (TensorImpl itself).
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const WeakTensor& saved);
+// Requires a dense tensor (TensorImpl itself).
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from);
 
 // The same over the tensor's own storage. A tensor of another class is returned as it is.
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const WeakTensor& saved);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from);
 
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
-void refer_to_lent(const at::Tensor& tensor, const WeakTensor& saved);
+void refer_to_lent(const at::Tensor& tensor, const LentFrom& from);
 
 // Lets go of what is not used any more: of other nodes than the one that the calling thread runs, before that is lent
 // anything. Looks at some of the tensors only, at others the next time.
 void sweep_lent_behind() noexcept;
 
-// The same of all that was lent on the thread, where a node lets go of its saves. Returns memory that only backward
-// still uses. Without hooks LibTorch would now add gradients in place there; with hooks LibTorch does so once the
+// The same, and of what was lent from `save`, where that ends: LibTorch has a node's saves end while the node still
+// counts as the one that runs, and a graph may end inside of a node of another. Returns memory that only backward still
+// uses. Without hooks LibTorch would now add gradients in place there; with hooks LibTorch does so once the
 // caller has released the memory from the stash.
 using Memories = c10::SmallVector<c10::Storage, 16>;
-Memories sweep_lent_here() noexcept;
+Memories sweep_lent_here(const void* save) noexcept;
 
 // Whether any thread was lent anything that has not been let go of: if not, there is nothing to sweep.
 [[nodiscard]] bool anything_is_lent() noexcept;

@@ -25,11 +25,11 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
 }
 
 // Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
-at::Tensor held(const at::Tensor& tensor, Handing handing, const WeakTensor& saved) {
+at::Tensor held(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
   if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
     return tensor;
   }
-  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, saved) : tensor;
+  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, from) : tensor;
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
@@ -49,7 +49,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved)
     : version_(saved),
       handing_(handing_of(saved)),
       base_(base_of(saved, handing_)),
-      tensor_(held(saved, handing_, version_.weak())),
+      tensor_(held(saved, handing_, {this, version_.weak()})),
       data_(memory_of(saved)),
       bytes_(bytes_of(saved)) {}
 
@@ -91,11 +91,11 @@ at::Tensor SavedTensor::get() {
   version_.check(tensor_);
   const at::Tensor saved = version_.saved();
   if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
-    return lend(saved, handing_, version_.weak());
+    return lend(saved, handing_, {this, version_.weak()});
   }
   if (!use_) {
     const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
-    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, version_.weak()) : tensor_;
+    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, {this, version_.weak()}) : tensor_;
   }
   c10::Storage storage = use_->get();
   if (handing_ == Handing::kItself) {
@@ -103,10 +103,10 @@ at::Tensor SavedTensor::get() {
       return saved;
     }
     at::Tensor lent = with_storage(tensor_, std::move(storage));
-    refer_to_lent(lent, version_.weak());
+    refer_to_lent(lent, {this, version_.weak()});
     return lent;
   }
-  return lend(tensor_, std::move(storage), handing_, version_.weak());
+  return lend(tensor_, std::move(storage), handing_, {this, version_.weak()});
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {

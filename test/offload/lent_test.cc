@@ -314,5 +314,28 @@ TEST_CASE_METHOD(NoLeak,
   }
 }
 
+// The softmax has saved its output, too. Once its node has let go of that, nobody but the first gradient has the
+// memory, and LibTorch adds the second one in place: then the sum is the very tensor that was returned, and requires a
+// gradient.
+TEST_CASE_METHOD(NoLeak,
+                 "gradients that meet are added in place where the last other save of the memory has just ended") {
+  const auto sum_requires_gradient = [](const Run& run) {
+    Inputs in;
+    const at::Tensor leaf = in.leaf({5, 8});
+    at::Tensor result;
+    {
+      const auto guard = run.guard();
+      result = ReturnsToBoth::apply(leaf, at::softmax(leaf, 1));
+    }
+    return torch::autograd::grad({result.sum()}, {leaf})[0].requires_grad();
+  };
+  REQUIRE(sum_requires_gradient(Run(nullptr)));
+  for (const Setting& setting : some_settings()) {
+    INFO(setting.name);
+    Rig rig(setting);
+    CHECK(sum_requires_gradient(Run(&rig.offloader())));
+  }
+}
+
 }  // namespace
 }  // namespace ebb
