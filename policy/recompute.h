@@ -22,7 +22,8 @@ class Recomputing final : public Wrapper {
 // H200 in bfloat16, 1 GB costs 0.7 ms to recompute where it is memory-bound, 5 to 6 ms where it is compute-bound, and
 // 18 ms to copy out and in, which may hide behind other work.
 //
-// What recomputing asks for beyond what autograd does: offload/residency/recipe.h, Note [The graph is the recipe]. Throws
+// What recomputing asks for beyond what autograd does: Note [The graph is the recipe] in
+// offload/recompute/graph_recipe.h. Throws
 // std::invalid_argument if `inner` is null.
 [[nodiscard]] std::shared_ptr<Policy> recompute(Recompute dearest = Recompute::kMemoryBound,
                                                 std::shared_ptr<Policy> inner = offload_everything());
