@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Which parts of the library include each other: exits 1 if too many units do, or two folders.
 
-A unit is a header with the .cc files that implement it: saved_storage.h, saved_storage.cc and saved_storage_back.cc (the
-longest header name that the file's name begins with). Units that include each other, directly or through others, can
-only be understood together.
+A unit is a header with the .cc files that implement it, whose names begin with the header's. Units that include each
+other, directly or through others, can only be understood together.
 
 usage: rooms.py [--most N]    N: how many units may form a cycle; default 3
 """
