@@ -32,6 +32,7 @@ struct Entry {
   const torch::autograd::Node* node;  // that it was lent to. Only to compare
   std::thread::id thread;             // on which that ran
   const void* save;                   // LentFrom::save
+  bool is_view;                       // LentFrom::is_view
   bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
   [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
@@ -78,7 +79,7 @@ class Lent {
     }
     const std::lock_guard lock(mutex_);
     entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
-                        from.saved, current_node(), std::this_thread::get_id(), from.save});
+                        from.saved, current_node(), std::this_thread::get_id(), from.save, from.is_view});
     count_ = entries_.size();
   }
 
@@ -180,7 +181,7 @@ class Lent {
         let_go.push_back(std::exchange(entry.tensor, {}));
         entry.saved = WeakTensor(Impl());  // its tensor has ended already: this ends no graph
       }
-      if (memory == Memory::kIsReleased && entry.memory && entry.is_of_this_thread()) {
+      if (memory == Memory::kIsReleased && !entry.is_view && entry.memory && entry.is_of_this_thread()) {
         looked_at.push_back(entry.handed.lock());
         if (looked_at.back() && looked_at.back()->unique_version()) {
           released.push_back(std::exchange(entry.memory, {}));
@@ -208,7 +209,8 @@ class LentTensorImpl final : public c10::TensorImpl {
       : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()),
         handing_(handing),
         saved_(from.saved),
-        save_(from.save) {
+        save_(from.save),
+        is_view_(from.is_view) {
     copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
     set_storage_keep_dtype(std::move(storage));
   }
@@ -225,13 +227,14 @@ class LentTensorImpl final : public c10::TensorImpl {
 
  private:
   [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
-    Lent::all().add(copy, handing_, {save_, saved_});
+    Lent::all().add(copy, handing_, {save_, saved_, is_view_});
     return copy;
   }
 
   const Handing handing_;
   const WeakTensor saved_;
   const void* const save_;
+  const bool is_view_;
 };
 
 }  // namespace

@@ -36,10 +36,12 @@ enum class Handing : std::uint8_t {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What a tensor is lent from. Only to compare: the save's address, and the tensor that was saved.
+// What a tensor is lent from: the save's address, only to compare, and the tensor that was saved. Where that is a view,
+// LibTorch's gradient would be one, too, and hold its base: its memory is never added to in place.
 struct LentFrom {
   const void* save;
   const WeakTensor& saved;
+  bool is_view = false;
 };
 
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.

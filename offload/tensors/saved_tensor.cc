@@ -1,6 +1,7 @@
 #include "offload/tensors/saved_tensor.h"
 
 #include <cstring>
+#include <mutex>
 #include <typeinfo>
 #include <utility>
 
@@ -33,10 +34,12 @@ at::Tensor held(const at::Tensor& tensor, Handing handing, const LentFrom& from)
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
+// Whether a SavedVariable would: it would hold the view.
+bool holds_base(const at::Tensor& saved, Handing handing) { return handing != Handing::kCopied && saved.is_view(); }
+
 WeakTensor base_of(const at::Tensor& saved, Handing handing) {
-  const bool holds_base = handing != Handing::kCopied && saved.is_view();
-  return WeakTensor(holds_base ? saved._base().getIntrusivePtr()
-                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+  return WeakTensor(holds_base(saved, handing) ? saved._base().getIntrusivePtr()
+                                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
 }
 
 const void* memory_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().data() : nullptr; }
@@ -49,7 +52,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved)
     : version_(saved),
       handing_(handing_of(saved)),
       base_(base_of(saved, handing_)),
-      tensor_(held(saved, handing_, {this, version_.weak()})),
+      tensor_(held(saved, handing_, {this, version_.weak(), holds_base(saved, handing_)})),
       data_(memory_of(saved)),
       bytes_(bytes_of(saved)) {}
 
@@ -91,22 +94,41 @@ at::Tensor SavedTensor::get() {
   version_.check(tensor_);
   const at::Tensor saved = version_.saved();
   if (handing_ == Handing::kLent && saved.defined() && has_other_data(saved)) {
-    return lend(saved, handing_, {this, version_.weak()});
+    return lend(saved, handing_, lent_from());
   }
   if (!use_) {
     const bool whole = tensor_.unsafeGetTensorImpl()->autograd_meta() != nullptr;
-    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, {this, version_.weak()}) : tensor_;
+    return handing_ == Handing::kLent && whole ? lend(tensor_, handing_, lent_from()) : tensor_;
   }
   c10::Storage storage = use_->get();
   if (handing_ == Handing::kItself) {
     if (saved.defined()) {
       return saved;
     }
-    at::Tensor lent = with_storage(tensor_, std::move(storage));
-    refer_to_lent(lent, {this, version_.weak()});
-    return lent;
+    return itself(std::move(storage));
   }
-  return lend(tensor_, std::move(storage), handing_, {this, version_.weak()});
+  return lend(tensor_, std::move(storage), handing_, lent_from());
+}
+
+LentFrom SavedTensor::lent_from() const { return {this, version_.weak(), base_.weak_use_count() != 0}; }
+
+// In place of the tensor that was saved, of which there is only one without hooks: the program may have kept it as a
+// gradient, and may ask for it once more.
+at::Tensor SavedTensor::itself(c10::Storage storage) {
+  static std::mutex mutex;  // of all saves; held over nothing
+  at::Tensor lent = with_storage(tensor_, storage);
+  at::Tensor known;  // destroyed after the lock is released
+  {
+    const std::lock_guard lock(mutex);
+    known = at::Tensor(handed_.lock());
+    if (known.defined() && known.has_storage() &&
+        known.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) {
+      return known;
+    }
+    handed_ = WeakTensor(lent.getIntrusivePtr());
+  }
+  refer_to_lent(lent, lent_from());
+  return lent;
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {

@@ -56,6 +56,8 @@ class SavedTensor {
  private:
   SavedTensor(const SavedTensor& other, at::Tensor tensor);
   [[nodiscard]] bool has_its_memory() const;
+  [[nodiscard]] LentFrom lent_from() const;
+  [[nodiscard]] at::Tensor itself(c10::Storage storage);
   [[nodiscard]] bool has_other_data(const at::Tensor& saved) const;
 
   const VersionCheck version_;
@@ -65,6 +67,7 @@ class SavedTensor {
   const void* const data_;   // of the tensor's memory at its save, if it is held as it is
   const std::size_t bytes_;  // as data_
   std::optional<SavedStorage::Use> use_;
+  WeakTensor handed_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // as Handing::kItself
 };
 
 }  // namespace ebb

@@ -337,5 +337,47 @@ TEST_CASE_METHOD(NoLeak,
   }
 }
 
+// Without hooks a saved leaf that requires no gradient is handed out itself, each time. The program has it as the first
+// gradient, and so the second one is not taken over: it is added to in place by the third, and would change the leaf.
+TEST_CASE_METHOD(NoLeak, "what is handed out itself is one tensor, however often backward asks") {
+  for (const Setting& setting : kinds()) {
+    CAPTURE(setting.name);
+    Rig rig(setting);
+    const at::Tensor leaf = at::full({8}, 2.0).requires_grad_();
+    at::Tensor result;
+    {
+      const OffloadGuard guard(rig.offloader());
+      result = ReturnsSaved::apply(leaf, leaf.detach());
+    }
+    const at::Tensor first = torch::autograd::grad({result.sum()}, {leaf}, {}, /*retain_graph=*/true)[0];
+    const at::Tensor second = torch::autograd::grad({result.sum()}, {leaf}, {}, /*retain_graph=*/true)[0];
+    CHECK(second.is_same(first));
+    result.sum().backward();
+    leaf.sum().backward();
+    CHECK(leaf.detach().eq(2).all().item<bool>());
+    CHECK(leaf.grad().eq(3).all().item<bool>());
+  }
+}
+
+// A saved view holds its base, and so does the gradient that it is: nothing is added to that in place.
+TEST_CASE_METHOD(NoLeak, "a gradient that is a saved view is not added to in place") {
+  const auto sum_requires_gradient = [](const Run& run) {
+    Inputs in;
+    const at::Tensor leaf = in.leaf({5, 8});
+    at::Tensor result;
+    {
+      const auto guard = run.guard();
+      result = ReturnsToBoth::apply(leaf, (leaf * 2).view({5, 8}));
+    }
+    return torch::autograd::grad({result.sum()}, {leaf})[0].requires_grad();
+  };
+  const bool expected = sum_requires_gradient(Run(nullptr));
+  for (const Setting& setting : some_settings()) {
+    INFO(setting.name);
+    Rig rig(setting);
+    CHECK(sum_requires_gradient(Run(&rig.offloader())) == expected);
+  }
+}
+
 }  // namespace
 }  // namespace ebb
