@@ -39,6 +39,11 @@ Tensors gradients_for(const Tensors& roots, std::uint64_t seed) {
   return gradients;
 }
 
+// That a custom function has saved and returned.
+bool is_parameter(const at::Tensor& gradient) {
+  return gradient.defined() && gradient.is_leaf() && gradient.requires_grad();
+}
+
 }  // namespace
 
 at::Tensor Interpreter::backward(const Instruction& line) {
@@ -102,6 +107,7 @@ at::Tensor Interpreter::gradients_of(const Instruction& line, const Tensors& roo
   for (const Tensors& each : found) {
     for (const at::Tensor& gradient : each) {
       records_.emplace_back(line.id, "gradient", gradient);
+      may_swap_data_ = may_swap_data_ && !is_parameter(gradient);
       if (!first.defined()) {
         first = gradient;
       }

@@ -99,7 +99,7 @@ at::Tensor Interpreter::run(const Instruction& line) {
       scope(line);
       return {};
     case Kind::kBackward:
-      has_graphs_of_gradients_ = has_graphs_of_gradients_ || (line.numbers[0] & kCreate) != 0;
+      may_swap_data_ = may_swap_data_ && (line.numbers[0] & kCreate) == 0;
       if (line.operation->name == "grad") {
         gradients_.insert(line.id);
       }
@@ -117,11 +117,11 @@ at::Tensor Interpreter::run(const Instruction& line) {
       (kind == Kind::kData && std::ranges::any_of(operands, shared))) {
     return {};
   }
-  has_graphs_of_gradients_ = has_graphs_of_gradients_ || kind == Kind::kCrowd;
+  may_swap_data_ = may_swap_data_ && kind != Kind::kCrowd;
   if (kind == Kind::kData) {
     // Under hooks of any kind backward works on other tensors than the saved ones, over the same memory: a gradient
     // that is a saved leaf, and what a graph of gradients saves, do not see that the tensor gets other data.
-    if (has_graphs_of_gradients_ ||
+    if (!may_swap_data_ ||
         std::ranges::any_of(line.operands, [this](int id) { return gradients_.contains(id); })) {
       return {};
     }

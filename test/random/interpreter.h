@@ -85,7 +85,7 @@ class Interpreter {
   at::Tensor broom_;
   Tensors given_other_data_;
   std::set<int> gradients_;  // values that are
-  bool has_graphs_of_gradients_ = false;
+  bool may_swap_data_ = true;  // until there is a graph of gradients, or a gradient is a parameter itself
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
