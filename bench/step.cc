@@ -183,6 +183,10 @@ nlohmann::json measure(StepWorkload& workload, const StepOptions& options, const
     result["steps_watched"] = *options.peaks;
     result["largest_peak_bytes"] = largest_peak(workload, method, *options.peaks, device_memory, device);
   }
+  if (options.norms) {
+    result["gradient_norms"] = gradient_norms(workload, method, *options.norms);
+    result["none_gradient_norms"] = gradient_norms(workload, nullptr, *options.norms);
+  }
   if (method.offloader != nullptr && options.steady) {
     const SteadyState steady = run_steadily(workload, offloader, *options.steady, device);
     result["steady"] = {{"steps", steady.steps},

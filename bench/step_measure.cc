@@ -179,6 +179,14 @@ double gradient_norm(StepWorkload& workload, StepMethod method) {
   return std::sqrt(squares);
 }
 
+std::map<double, int> gradient_norms(StepWorkload& workload, StepMethod method, int steps) {
+  std::map<double, int> counts;
+  for (int i = 0; i < steps; ++i) {
+    ++counts[gradient_norm(workload, method)];
+  }
+  return counts;
+}
+
 // In host memory: on the device they would leave a plan less of its budget than it has in the steps that are timed.
 std::vector<at::Tensor> expected_gradients(StepWorkload& workload) {
   std::vector<at::Tensor> gradients = workload.step(nullptr);

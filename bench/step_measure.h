@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,10 @@ std::uint64_t largest_peak(StepWorkload& workload, StepMethod method, int steps,
 
 // The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
 double gradient_norm(StepWorkload& workload, StepMethod method);
+
+// How often each norm came out in `steps` steps. In default mode plain autograd does not agree with itself on a GPU: a
+// norm that is far from all of plain autograd's is wrong, and only many steps show how far those are apart.
+std::map<double, int> gradient_norms(StepWorkload& workload, StepMethod method, int steps);
 
 // Plain autograd's, in host memory.
 std::vector<at::Tensor> expected_gradients(StepWorkload& workload);

@@ -22,6 +22,8 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(positive());
   app.add_option("--pairs", options.pairs, "Timed steps of each")->check(positive())->capture_default_str();
+  app.add_option("--norms", options.norms, "Steps of which to count the gradients' norms, beside plain autograd's")
+      ->check(positive());
   app.add_option("--steady", options.steady, "Steps over which to look for allocations and leaks")->check(positive());
   app.add_option("--peaks", options.peaks, "Steps of which to find the largest peak of device memory")
       ->check(positive());

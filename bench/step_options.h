@@ -21,6 +21,7 @@ struct StepOptions {
   int pairs = 10;
   std::optional<int> steady;  // not looked at unless given
   std::optional<int> peaks;   // steps of which to look at the peak; none unless given
+  std::optional<int> norms;   // steps of which to look at the gradients' norm, with and without; none unless given
   bool compare_only = false;
   std::filesystem::path out;
   std::filesystem::path trace;    // a folder; empty for no traces

@@ -50,7 +50,7 @@ Core::Core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> t
                   .planned = planned != nullptr,
                   .stash_bytes = options_.stash_bytes,
                   .window_bytes = options_.window_bytes,
-                  .let_go_of_unused = &sweep_unused_lent},
+                  .free_unused = &free_unused_lent},
                  std::move(tier), std::move(trace)),
       planning_(planned == nullptr
                     ? nullptr
@@ -220,49 +220,58 @@ void Core::count_kept(Kept reason, const at::Tensor& tensor) {
   residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
 }
 
-std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
+Core::Entry Core::enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& tape) {
   const c10::Storage& storage = tensor.storage();
-  const std::uint64_t bytes = storage.nbytes();
-  bool inserted = false;
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  std::shared_ptr<SavedStorage> saved = residency_.table().find_or_insert(
+  Entry entry;
+  entry.saved = table.find_or_insert(
       storage, VersionId(version),
-      [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), tape, storage, version); }, inserted);
-  residency_.ledger().expect_request(bytes);
-  if (inserted) {
-    place(saved, tensor, *tape, start);
-  } else {
-    residency_.ledger().counters().deduplicated.add(bytes);
+      [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), tape, storage, version); },
+      entry.is_new);
+  return entry;
+}
+
+void Core::count_save(const SavedStorage& saved, bool is_new) {
+  Counters& counters = residency_.ledger().counters();
+  counters.saved.add(saved.bytes());
+  if (!is_new) {
+    counters.deduplicated.add(saved.bytes());
   }
-  residency_.ledger().counters().saved.add(bytes);
+}
+
+std::shared_ptr<SavedStorage> Core::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape, Start start) {
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const auto [saved, is_new] = enter(residency_.table(), tensor, tape);
+  if (is_new) {
+    place(saved, tensor, *tape, start);
+  }
+  count_save(*saved, is_new);
   return saved;
 }
 
 std::shared_ptr<SavedStorage> Core::keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
                                          RegionSaves& region) {
-  const c10::Storage& storage = tensor.storage();
-  const std::uint64_t bytes = storage.nbytes();
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  residency_.ledger().expect_request(bytes);
-  residency_.ledger().counters().saved.add(bytes);
-  bool inserted = false;
-  std::shared_ptr<SavedStorage> saved = residency_.table().find(storage, VersionId(version));
-  if (saved == nullptr) {
-    saved = region.table.find_or_insert(
-        storage, VersionId(version),
-        [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), tape, storage, version); }, inserted);
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
+  if (std::shared_ptr<SavedStorage> known = residency_.table().find(tensor.storage(), version)) {
+    count_save(*known, /*is_new=*/false);
+    return known;
   }
-  if (!inserted) {
-    residency_.ledger().counters().deduplicated.add(bytes);
-    return saved;
+  const auto [saved, is_new] = enter(region.table, tensor, tape);
+  if (is_new) {
+    saved->enter_step(region.ordinal, nullptr, 0);
+    stay(*saved, Kept::kPolicy);
   }
-  tape->began();
-  saved->enter_step(region.ordinal, nullptr, 0);
-  residency_.ledger().count_kept(Kept::kPolicy, bytes);
-  if (options_.evict_when_out_of_memory) {
-    saved->may_be_evicted(tier().current_stream());
-  }
+  count_save(*saved, is_new);
   return saved;
+}
+
+void Core::stay(SavedStorage& saved, Kept reason) {
+  saved.stays();
+  residency_.ledger().count_kept(reason, saved.bytes());
+  if (reason == Kept::kPolicy && options_.evict_when_out_of_memory) {
+    saved.may_be_evicted(tier().current_stream());
+  }
 }
 
 void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& tape, Start start) {
@@ -276,19 +285,14 @@ void Core::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& t
     return;
   }
   if (decision != Decision::kOffload) {
-    saved->stays();
-    residency_.ledger().count_kept(Kept::kPolicy, bytes);
-    if (options_.evict_when_out_of_memory) {
-      saved->may_be_evicted(tier().current_stream());
-    }
+    stay(*saved, Kept::kPolicy);
     return;
   }
   check_window(bytes);
   std::optional<Block> block = tier().try_acquire(bytes);
   warn_if_host_memory_is_short();
   if (!block) {
-    saved->stays();
-    residency_.ledger().count_kept(Kept::kNoRoom, bytes);
+    stay(*saved, Kept::kNoRoom);
     if (planning_ != nullptr && tape.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
       log_warning("a plan has " + human_bytes(bytes) +
                   " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
@@ -341,8 +345,9 @@ Decision Core::ask(Candidate& candidate, Tape& tape) {
   const Decision decision = options_.policy->decide(candidate);
   if (planning_ != nullptr) {
     if (std::shared_ptr<const Plan> plan = planning_->plan(); plan != tape.plan()) {
-      tape.follow(plan);
-      if (auto recorder = planning_->follows(plan)) {
+      auto recorder = planning_->follows(plan);  // may throw: then nothing is followed
+      tape.follow(std::move(plan));
+      if (recorder) {
         tape.record_by(*std::move(recorder));
       }
     }
@@ -367,27 +372,32 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
   candidate.region = true;
   candidate.operation = "ebb::checkpoint";
   candidate.recompute = Recompute::kComputeBound;
+  std::vector<std::shared_ptr<SavedStorage>> saved;  // of the inputs, as far as they are saved
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      saved.push_back(
+          residency_.table().find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter())));
+    }
+  }
   const std::optional<RegionsPlace> place = [&] {
     const std::lock_guard lock(policy_mutex_);
-    return ask_for_region(candidate, inputs, tape);
+    return ask_for_region(candidate, saved, tape);
   }();
   shrink_stash(tape, static_cast<std::uint32_t>(candidate.ordinal));
   return place;
 }
 
 // LOCK: policy_mutex_
-Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape) {
+Core::RegionsPlace Core::ask_for_region(Candidate& candidate,
+                                        const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& tape) {
+  tape.began();
   auto ended = c10::make_scope_exit([&tape] { tape.ended(); });  // for one that the policy refuses
   RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0,
                      static_cast<std::uint32_t>(candidate.ordinal)};
   if (place.recorder != nullptr) {
     std::vector<std::uint32_t> indices;
-    for (const at::Tensor& input : inputs) {
-      const std::shared_ptr<SavedStorage> saved =
-          input.defined() && input.has_storage()
-              ? residency_.table().find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter()))
-              : nullptr;
-      if (const auto index = saved == nullptr ? std::nullopt : saved->index_in(*place.recorder)) {
+    for (const std::shared_ptr<SavedStorage>& input : inputs) {
+      if (const auto index = input == nullptr ? std::nullopt : input->index_in(*place.recorder)) {
         indices.push_back(*index);
       }
     }

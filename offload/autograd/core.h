@@ -60,7 +60,7 @@ class Core : public std::enable_shared_from_this<Core> {
   [[nodiscard]] bool backward_begins(Tape& tape);
   void guessed_wrong() { residency_.stall_watch().guessed_wrong(); }
 
-  // It is over; `failed`: by an exception. A step that is recorded waits for the device here.
+  // The backward pass on `tape` is over; `failed`: by an exception. A step that is recorded waits for the device here.
   void backward_is_over(Tape& tape, bool failed);
 
   [[nodiscard]] std::string explain();
@@ -112,13 +112,22 @@ class Core : public std::enable_shared_from_this<Core> {
   void reset_stats();
 
  private:
+  struct Entry {
+    std::shared_ptr<SavedStorage> saved;
+    bool is_new = false;
+  };
+  Entry enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& tape);
+  void count_save(const SavedStorage& saved, bool is_new);
+  void stay(SavedStorage& saved, Kept reason);
+
   struct Decided {
     Decision decision;
     std::uint32_t ordinal;  // as Candidate::ordinal
   };
   Decided decide(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const GraphRecipe* recipe);
   Decision ask(Candidate& candidate, Tape& tape);
-  RegionsPlace ask_for_region(Candidate& candidate, const std::vector<at::Tensor>& inputs, Tape& tape);
+  RegionsPlace ask_for_region(Candidate& candidate, const std::vector<std::shared_ptr<SavedStorage>>& inputs,
+                              Tape& tape);
   void shrink_stash(Tape& tape, std::uint32_t ordinal);
   void enter_step(const at::Tensor& tensor, SavedStorage& saved, Tape& tape, const GraphRecipe* recipe,
                   const Candidate& candidate);

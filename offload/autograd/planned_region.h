@@ -35,6 +35,8 @@ class PlannedRegion {
   // Of what it saves, if that stays.
   [[nodiscard]] const std::shared_ptr<RegionSaves>& saves() const { return saves_; }
 
+  [[nodiscard]] bool is_of(const Core& core) const { return core_.get() == &core; }
+
   [[nodiscard]] bool may_move(const at::Tensor& tensor) { return !core_->passed_through(tensor); }
 
   // Backward asks for something that it saved.

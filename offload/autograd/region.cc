@@ -21,6 +21,8 @@
 namespace ebb {
 namespace {
 
+constexpr const char* kWhat = "this checkpointed region";  // in errors
+
 enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
 
 // What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in scope.h). Ended
@@ -204,7 +206,8 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
   if (target.core == nullptr) {
     return nullptr;
   }
-  return std::make_unique<SaveHook>(std::move(target), running->region()->planned_->saves());
+  const PlannedRegion& planned = *running->region()->planned_;
+  return std::make_unique<SaveHook>(target, planned.is_of(*target.core) ? planned.saves() : nullptr);
 }
 
 std::size_t Region::add(const at::Tensor& saved) {
@@ -228,16 +231,17 @@ void Region::collect(const at::Tensor& saved) {
 
 // Undefined if it is not there.
 at::Tensor Region::find(std::size_t place) {
-  const std::lock_guard lock(mutex_);
-  if (place < collected_.size() && collected_[place]) {
-    at::Tensor tensor = *std::exchange(collected_[place], std::nullopt);
-    saves_[place].second_version->check(tensor);
-    saves_[place].taken.remember(tensor);
+  at::Tensor tensor;  // where the check fails, destroyed after the lock is released
+  const auto lock = process_.lock(mutex_, kWhat);
+  const bool is_new = place < collected_.size() && collected_[place];
+  tensor = is_new ? *collected_[place] : saves_[place].taken.recall();
+  if (!tensor.defined()) {
     return tensor;
   }
-  at::Tensor tensor = saves_[place].taken.recall();
-  if (tensor.defined()) {
-    saves_[place].second_version->check(tensor);
+  saves_[place].second_version->check(tensor);
+  if (is_new) {
+    collected_[place].reset();
+    saves_[place].taken.remember(tensor);
   }
   return tensor;
 }
@@ -249,7 +253,7 @@ at::Tensor Region::take(std::size_t place) {
   if (planned_ != nullptr) {
     planned_->needed();
   }
-  const std::lock_guard one_at_a_time(run_mutex_);
+  const auto one_at_a_time = process_.lock(run_mutex_, kWhat);
   at::Tensor tensor = find(place);  // if another thread has run it meanwhile
   if (!tensor.defined()) {
     run_again();
@@ -263,7 +267,12 @@ at::Tensor Region::take(std::size_t place) {
 
 void Region::drop(std::size_t place) {
   std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!process_.forked()) {
+    lock.lock();
+  } else if (!lock.try_lock()) {  // nobody will ever release it
+    return;
+  }
   saves_[place].alive = false;
   saves_[place].taken = {};
   if (place < collected_.size()) {

@@ -17,6 +17,7 @@
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/remembered_tensor.h"
 #include "offload/tensors/version_check.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 
@@ -52,10 +53,11 @@ class Region : public std::enable_shared_from_this<Region> {
   void collect(const at::Tensor& saved);
 
   // What the second run has saved in this place, and no longer holds. Runs it, unless it has been run and nobody has
-  // taken this one, or who took it has it still.
+  // taken this one, or who took it has it still. Throws c10::Error in a child that was
+  // forked meanwhile.
   [[nodiscard]] at::Tensor take(std::size_t place);
 
-  // Nobody will any more.
+  // No hook will ask for this place any more.
   void drop(std::size_t place);
 
  private:
@@ -85,6 +87,7 @@ class Region : public std::enable_shared_from_this<Region> {
     const WeakStorage storage_;
   };
 
+  const ProcessMark process_;
   const CheckpointedFunction function_;
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;

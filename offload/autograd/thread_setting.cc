@@ -1,11 +1,14 @@
 #include "offload/autograd/thread_setting.h"
 
 #include <algorithm>
+#include <exception>
 #include <mutex>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+
+#include "offload/base/log.h"
 
 namespace ebb {
 namespace {
@@ -64,15 +67,19 @@ void ThreadSetting::put_autocast_in_force() const {
 }
 
 SettingInForce::SettingInForce(const ThreadSetting& setting, Random random) : random_(random) {
-  setting.put_autocast_in_force();
-  if (random_ == Random::kToo) {
+  if (random_ == Random::kToo) {  // first: it may throw
     setting.put_random_state_in_force();
   }
+  setting.put_autocast_in_force();
 }
 
 SettingInForce::~SettingInForce() {
   if (random_ == Random::kToo) {
-    before_.put_random_state_in_force();
+    try {
+      before_.put_random_state_in_force();
+    } catch (const std::exception&) {
+      log_warning("the state of the random number generators could not be put back after a checkpointed region's run");
+    }
   }
   before_.put_autocast_in_force();
   const auto casts = [](const ThreadSetting::Autocast& autocast) { return autocast.enabled; };

@@ -23,19 +23,23 @@ class LogsEnd {
   static inline std::atomic<bool> over_{false};
 };
 
-void log(spdlog::level::level_enum level, const std::string& message) {
-  if (!LogsEnd::over()) {
+void log(spdlog::level::level_enum level, std::string_view message) noexcept {
+  if (LogsEnd::over()) {
+    return;
+  }
+  try {
     spdlog::log(level, "ebb: {}", message);
+  } catch (...) {  // nobody is left to tell
   }
 }
 
 }  // namespace
 
-void log_warning(const std::string& message) { log(spdlog::level::warn, message); }
+void log_warning(std::string_view message) noexcept { log(spdlog::level::warn, message); }
 
-void log_info(const std::string& message) { log(spdlog::level::info, message); }
+void log_info(std::string_view message) noexcept { log(spdlog::level::info, message); }
 
-void log_debug(const std::string& message) { log(spdlog::level::debug, message); }
+void log_debug(std::string_view message) noexcept { log(spdlog::level::debug, message); }
 
 void keep_log_alive() { static const LogsEnd logs_end; }
 

@@ -2,14 +2,15 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace ebb {
 
 // The one place that knows spdlog. Messages go to spdlog's default logger; those that come after its end, from objects
-// of static lifetime, are dropped.
-void log_warning(const std::string& message);
-void log_info(const std::string& message);
-void log_debug(const std::string& message);
+// of static lifetime, are dropped, and so is one that a logger throws at.
+void log_warning(std::string_view message) noexcept;
+void log_info(std::string_view message) noexcept;
+void log_debug(std::string_view message) noexcept;
 [[nodiscard]] bool debug_log_wanted();
 
 // Has the logger end after what is being made, which logs in its destructor and may be a static object.

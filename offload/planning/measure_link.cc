@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include "offload/planning/planning.h"
 #include "streams/base/after.h"
 
@@ -33,12 +35,12 @@ std::vector<Block> acquire_blocks(Tier& tier, std::size_t bytes) {
 
 // Some copies in a row are waited for together, or the host's own time would show. The fastest of a few such rows: what
 // disturbs a copy makes it slower.
+// `last`: behind which the first copy comes, and then the last copy that was started.
 template <typename Copy>
-double bytes_per_ms(std::size_t bytes, const std::vector<Block>& blocks, Copy copy) {
+double bytes_per_ms(std::size_t bytes, const std::vector<Block>& blocks, Ticket& last, Copy copy) {
   double least_ms = std::numeric_limits<double>::infinity();
   for (int i = 0; i < kRows; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    Ticket last;
     for (const Block& block : blocks) {
       last = copy(block, last);
     }
@@ -60,6 +62,15 @@ LinkRates measure_link(Tier& tier) {
   }
   try {
     const c10::DataPtr memory = tier.allocate(bytes);
+    Ticket last;
+    const auto no_copy_runs_on = c10::make_scope_exit([&last] {  // where one could not be started, say
+      try {
+        if (last != nullptr) {
+          last->synchronize();
+        }
+      } catch (...) {  // a copy that has failed is over
+      }
+    });
     // Each behind the one before, of the same device memory. That may have been freed by the host while the stream uses
     // it.
     const auto after = [stream = tier.current_stream()](const Ticket& before) {
@@ -67,10 +78,10 @@ LinkRates measure_link(Tier& tier) {
       after.add(WaitPoint::kCaller, before);
       return after;
     };
-    rates.out_bytes_per_ms = bytes_per_ms(bytes, blocks, [&](const Block& block, const Ticket& before) {
+    rates.out_bytes_per_ms = bytes_per_ms(bytes, blocks, last, [&](const Block& block, const Ticket& before) {
       return tier.copy_out(block, memory.get(), after(before));
     });
-    rates.in_bytes_per_ms = bytes_per_ms(bytes, blocks, [&](const Block& block, const Ticket& before) {
+    rates.in_bytes_per_ms = bytes_per_ms(bytes, blocks, last, [&](const Block& block, const Ticket& before) {
       return tier.copy_in(memory.get(), block, after(before));
     });
   } catch (const c10::OutOfMemoryError&) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
@@ -18,7 +19,7 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class Fetched {
  public:
-  // `arrived`: the copy in; empty where there is none. `stream`: whose pool the memory came from. `on_device`: the
+  // `arrived`: the copy in; empty where there is none, or none yet. `stream`: whose pool the memory came from. `on_device`: the
   // source's lease; empty for other memory, which is counted until it is freed. `ahead`: the room that it takes until
   // it is asked for. `tier` must outlive this.
   Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
@@ -29,6 +30,9 @@ class Fetched {
   ~Fetched();
   Fetched(const Fetched&) = delete;
   Fetched& operator=(const Fetched&) = delete;
+
+  // A copy into the memory has been started. Before any other thread knows of this object.
+  void arrives(Ticket arrived) noexcept { arrived_ = std::move(arrived); }
 
   [[nodiscard]] c10::Stream stream() const { return stream_; }
   [[nodiscard]] bool is_source() const { return on_device_ != nullptr; }
@@ -46,7 +50,7 @@ class Fetched {
   Tier& tier_;
   const std::shared_ptr<Gauge::Lease> on_device_;  // outlives storage_
   const c10::Storage storage_;
-  const Ticket arrived_;
+  Ticket arrived_;
   const c10::Stream stream_;
   std::atomic<bool> guess_{true};
   std::atomic<bool> waited_for_{false};

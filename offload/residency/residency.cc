@@ -29,7 +29,7 @@ Residency::Residency(const Config& config, std::shared_ptr<Tier> tier, std::shar
       bounds_(config.planned
                   ? std::unique_ptr<const Bounds>(std::make_unique<PlannedBounds>())
                   : std::make_unique<StepBounds>(config.stash_bytes, config.window_bytes, book_, stall_watch_)),
-      let_go_of_unused_(config.let_go_of_unused),
+      free_unused_(config.free_unused),
       ledger_(config.record_timeline),
       stash_(*tier_) {}
 
@@ -42,8 +42,8 @@ std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
   const auto gone = [&] { return before - std::min(before, account.held.now_bytes()); };
   const auto enough = [&] { return gone() >= bytes; };
   try {
-    if (let_go_of_unused_ != nullptr) {
-      let_go_of_unused_();
+    if (free_unused_ != nullptr) {
+      free_unused_();
     }
     stash_.drain();
     if (enough()) {

@@ -32,7 +32,7 @@ class Residency {
     bool planned = false;                        // limits are as each step's plan has them
     std::optional<std::uint64_t> stash_bytes{};  // without a plan, as the next; nullopt: a share of what steps save
     std::optional<std::uint64_t> window_bytes{};
-    void (*let_go_of_unused)() noexcept = nullptr;  // called first where the device is full; null for nothing
+    void (*free_unused)() noexcept = nullptr;  // called first where the device is full; null for nothing
   };
 
   // `trace`: as it was given to the tier; null for none.
@@ -90,7 +90,7 @@ class Residency {
   const std::shared_ptr<OrderBook> book_ = std::make_shared<OrderBook>();
   StallWatch stall_watch_;
   const std::unique_ptr<const Bounds> bounds_;
-  void (*const let_go_of_unused_)() noexcept;
+  void (*const free_unused_)() noexcept;
   Ledger ledger_;
   Gauge window_;
   Gauge retained_;

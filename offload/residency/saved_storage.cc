@@ -25,7 +25,7 @@ SavedStorage::Use::~Use() {
   if (storage_->residency_->forked()) {  // the lock may never be released here
     return;
   }
-  std::vector<std::shared_ptr<Fetched>> no_longer_needed;  // destroyed after the lock is released
+  DeviceCopies no_longer_needed;  // destroyed after the lock is released
   const std::lock_guard lock(storage_->mutex_);
   --storage_->uses_;
   if (seen_ != storage_->round_) {
@@ -54,7 +54,9 @@ SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, std::shared_ptr
       if_kept_(residency_->ledger().if_kept().hold(bytes_)),
       kept_(std::move(source)),
       on_device_(std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_))),
-      source_lease_(on_device_) {}
+      source_lease_(on_device_) {
+  tape_->began();
+}
 
 SavedStorage::~SavedStorage() {
   if (put_off_) {
@@ -144,11 +146,13 @@ SavedStorage::Leaving SavedStorage::start_out(Block block, c10::Stream stream, T
   tier.made(stream, source_data_, bytes_);
   After after(WaitPoint::kOutAfterCompute, stream);
   after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
+  if (!on_tape_) {  // before the copy starts: from then on nothing may fail
+    on_tape_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_, when);
+  }
   left_ = tier.copy_out(block, source_data_, after);
   block.gate(WaitPoint::kOutGatesBlock, left_);
   block_.emplace(std::move(block));
   state_ = State::kAway;
-  on_tape_ = tape_->append(weak_from_this(), bytes_, stream, ordinal_, when);
   return {std::exchange(kept_, {}), std::exchange(on_device_, nullptr), left_};
 }
 
@@ -491,21 +495,21 @@ void SavedStorage::drop_guess() {
 }
 
 // kBack -> kAway: every save has had the bytes in this round, so the device copy has no use until one asks again.
-std::vector<std::shared_ptr<Fetched>> SavedStorage::let_go() {
+SavedStorage::DeviceCopies SavedStorage::let_go() noexcept {
   ++round_;
   pending_ = uses_;
-  std::vector<std::shared_ptr<Fetched>> unwanted = std::exchange(elsewhere_, {});
+  DeviceCopies unwanted{.back = nullptr, .elsewhere = std::exchange(elsewhere_, {})};
   if (state_ == State::kBack) {
     state_ = State::kAway;
     lent_ = back_->is_source() ? source_lease_.lock() : nullptr;
-    unwanted.push_back(std::exchange(back_, nullptr));
+    unwanted.back = std::exchange(back_, nullptr);
   }
   return unwanted;
 }
 
 // Whether this was the round's first use. After the last pending one the device copy goes.
 bool SavedStorage::mark_used(Use& use, const c10::Storage& storage, c10::Stream stream) {
-  std::vector<std::shared_ptr<Fetched>> no_longer_needed;  // destroyed after the lock is released
+  DeviceCopies no_longer_needed;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   remember(storage, stream);
   const bool first = std::exchange(told_round_, round_) != round_;
@@ -544,15 +548,20 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   fetching_here() = this;
   const auto over = c10::make_scope_exit([] { fetching_here() = nullptr; });
   c10::DataPtr data = tier.allocate(bytes_);
+  void* const memory = data.get();
+  // All that may fail comes before the copy starts.
+  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
+  auto fetched =
+      std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
   // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
   // written (R2).
   After after(WaitPoint::kInAfterMemory, stream);
   after.add(WaitPoint::kInAfterOut, left_);
-  Ticket arrived = tier.copy_in(data.get(), *block_, after);
+  Ticket arrived = tier.copy_in(memory, *block_, after);
+  fetched->arrives(arrived);
   block_->gate(WaitPoint::kInGatesBlock, arrived);
   residency_->ledger().counters().fetched.add(bytes_);
-  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
-  return std::make_shared<Fetched>(tier, std::move(storage), std::move(arrived), stream, nullptr, std::move(window));
+  return fetched;
 }
 
 }  // namespace ebb

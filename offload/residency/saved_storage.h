@@ -143,6 +143,12 @@ class SavedStorage final : public Prefetchable, public Evictee, public std::enab
     c10::Stream stream;
   };
 
+  // The bytes on the device again: on the stream that asked first, and on others.
+  struct DeviceCopies {
+    std::shared_ptr<Fetched> back;
+    std::vector<std::shared_ptr<Fetched>> elsewhere;
+  };
+
   // What the stash holds until the copy out is done.
   struct Leaving {
     c10::Storage source;
@@ -176,7 +182,7 @@ class SavedStorage final : public Prefetchable, public Evictee, public std::enab
   std::shared_ptr<Gauge::Lease> device_lease();
   c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
   bool mark_used(Use& use, const c10::Storage& storage, c10::Stream stream);
-  std::vector<std::shared_ptr<Fetched>> let_go();
+  DeviceCopies let_go() noexcept;
 
   const std::shared_ptr<Residency> residency_;
   const std::shared_ptr<Tape> tape_;

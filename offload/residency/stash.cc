@@ -1,6 +1,7 @@
 #include "offload/residency/stash.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -17,9 +18,13 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   sweep();
   const std::uint64_t bytes = source.nbytes();
   shrink_to(limit_bytes - std::min(bytes, limit_bytes));
-  {
+  Entry entry{std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream};
+  try {
     const std::lock_guard lock(mutex_);
-    entries_.push_back({std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream});
+    entries_.push_back(std::move(entry));
+  } catch (const std::bad_alloc&) {  // nothing has been moved
+    let_go(std::move(entry));
+    return;
   }
   if (bytes > limit_bytes) {
     shrink_to(limit_bytes);

@@ -4,9 +4,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include <c10/util/hash.h>
 
 #include "offload/planning/step_recorder.h"
 #include "offload/residency/order_book.h"
@@ -16,16 +19,19 @@
 namespace ebb {
 
 Tape::~Tape() {
-  if (in_use_) {
-    steps_->leave_backward();
+  if (!in_use_) {
+    return;
+  }
+  steps_->leave_backward();
+  book_->remember_sizes(saved_bytes_, largest_bytes_);
+  try {
     book_->remember(signature_locked(), std::move(observed_));
-    book_->remember_sizes(saved_bytes_, largest_bytes_);
+  } catch (const std::bad_alloc&) {  // the order is only what the next step expects
   }
 }
 
 std::uint64_t Tape::next_candidate() {
   const std::lock_guard lock(mutex_);
-  ++alive_;
   return candidates_++;
 }
 
@@ -35,6 +41,7 @@ void Tape::began() {
 }
 
 void Tape::ended(std::optional<Gone> gone) {
+  std::shared_ptr<StepRecorder> recorder;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   --alive_;
   if (alive_ == 0 && !in_use_) {
@@ -45,7 +52,7 @@ void Tape::ended(std::optional<Gone> gone) {
     signature_.reset();
     gone_ = 0;
     last_save_ = {};
-    recorder_ = nullptr;
+    recorder = std::exchange(recorder_, nullptr);
     plan_ = nullptr;
     part_of_.clear();
     last_part_.clear();
@@ -108,11 +115,10 @@ std::uint64_t Tape::signature_locked() const {
   if (signature_) {
     return *signature_;
   }
-  constexpr std::uint64_t kFnvPrime = 0x100000001b3;  // Fowler-Noll-Vo 1a, 64 bits
   std::uint64_t signature = 0;
   for (const Entry& entry : entries_) {
     if (!entry.gone) {
-      signature = (signature ^ entry.bytes) * kFnvPrime;
+      signature = c10::hash_combine(signature, entry.bytes);
     }
   }
   signature_ = signature;
@@ -120,11 +126,12 @@ std::uint64_t Tape::signature_locked() const {
 }
 
 void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
+  std::shared_ptr<StepRecorder> before;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  if (recorder_ != nullptr && recorder_ != recorder) {  // it has seen a part of the step only
+  if (recorder_ != nullptr && recorder_ != recorder) {  // the one before has seen a part of the step only
     recorder_->disturb();
   }
-  recorder_ = std::move(recorder);
+  before = std::exchange(recorder_, std::move(recorder));
 }
 
 void Tape::follow(std::shared_ptr<const Plan> plan) {

@@ -50,10 +50,10 @@ class Tape : public std::enable_shared_from_this<Tape> {
   // The ordinal of the next storage that the policy is asked about; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
-  // A storage is saved that the policy is not asked about.
+  // A storage is saved, or a checkpointed region begins: the step lives until each of them has ended.
   void began();
 
-  // The last save of a candidate, or of such a storage, has ended. `id`: of one that went away.
+  // All saves of such a storage have ended, or the region has. `gone`: of a storage that went away.
   //
   // Note [Forward passes without backward]
   // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
@@ -155,7 +155,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   std::mutex mutex_;
   std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
-  std::size_t alive_ = 0;          // candidates and others with saves
+  std::size_t alive_ = 0;          // that have begun and not ended
   std::uint64_t saved_bytes_ = 0;  // of the storages that went away
   std::uint64_t largest_bytes_ = 0;
   std::uint64_t saved_in_backward_bytes_ = 0;  // that live

@@ -107,8 +107,28 @@ class Lent {
 
   [[nodiscard]] bool anything() const { return count_ != 0; }
 
-  void sweep_unused() noexcept {
-    take([](const Entry& entry) { return entry.is_unused(); }, Memory::kStays);
+  // The tensors stay, for the last of them may own a graph.
+  void free_unused() noexcept {
+    static const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
+    if (count_ == 0) {
+      return;
+    }
+    c10::SmallVector<c10::Storage, 2 * kAtOnce> unused;  // freed after the lock is released
+    const std::lock_guard lock(mutex_);
+    for (Entry& entry : entries_) {
+      if (unused.size() + 2 > unused.capacity()) {
+        return;
+      }
+      if (!entry.is_unused() || !entry.memory) {
+        continue;
+      }
+      unused.push_back(std::exchange(entry.memory, {}));
+      if (entry.tensor) {
+        unused.push_back(entry.tensor->unsafe_storage());
+        entry.tensor->set_allow_tensor_metadata_change(true);
+        entry.tensor->set_storage_keep_dtype(none);
+      }
+    }
   }
 
   void begin_pass() { ++passes_; }
@@ -271,7 +291,7 @@ Memories sweep_lent_here(const void* save) noexcept { return Lent::all().sweep_h
 
 bool anything_is_lent() noexcept { return Lent::all().anything(); }
 
-void sweep_unused_lent() noexcept { Lent::all().sweep_unused(); }
+void free_unused_lent() noexcept { Lent::all().free_unused(); }
 
 LendingPass::LendingPass() : lent_(Lent::all()) { lent_.begin_pass(); }
 

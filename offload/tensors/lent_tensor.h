@@ -68,8 +68,10 @@ Memories sweep_lent_here(const void* save) noexcept;
 // Whether any thread was lent anything that has not been let go of: if not, there is nothing to sweep.
 [[nodiscard]] bool anything_is_lent() noexcept;
 
-// Lets go of what nobody uses, whichever node may still ask for it again.
-void sweep_unused_lent() noexcept;
+// Frees the memory of lent tensors that nobody uses, whichever node may still ask for them again: it gets other memory
+// then. The tensors live on, so that no graph ends here: the caller may hold the device allocator's lock. Looks at some
+// of the tensors only.
+void free_unused_lent() noexcept;
 
 class Lent;
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 namespace ebb {
@@ -28,6 +29,19 @@ class ProcessMark {
     if (forked()) {
       refuse(what);
     }
+  }
+
+  // Locks `mutex`. In a forked child, which works on as long as the mutex is free: throws as `check` where another
+  // thread of the parent may have held it.
+  [[nodiscard]] std::unique_lock<std::mutex> lock(std::mutex& mutex, const char* what) const {
+    if (!forked()) {
+      return std::unique_lock(mutex);
+    }
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock) {
+      refuse(what);
+    }
+    return lock;
   }
 
  private:

@@ -154,6 +154,16 @@ TEST_CASE("backward through its parent's graph in a forked child is one clear er
   CHECK(probe("fork_and_unpack") == well(repeated(2, kRefused) + "child: exit 0\nexact\n"));
 }
 
+TEST_CASE("backward in a child that was forked in the second run of a checkpointed region is one clear error",
+          "[process]") {
+  CHECK(probe("fork_in_second_run") == well("ebb: this checkpointed region" + std::string(kRefused).substr(std::string("ebb: this offloader").size()) +
+             "child: exit 0\nexact\n"));
+}
+
+TEST_CASE("backward in a forked child through a checkpointed region is exact", "[process]") {
+  CHECK(probe("fork_between_runs") == well("exact\nchild: exit 0\n"));
+}
+
 TEST_CASE("a forked child may make an offloader of its own, and so is a parent itself", "[process]") {
   CHECK(probe("fork_and_make_own") ==
         well("exact\nmoved: 13\n" + repeated(1, kRefused) + "child: exit 0\nexact\nchild: exit 0\nexact\n"));

@@ -18,6 +18,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
 
+#include "offload/checkpoint.h"
 #include "offload/guard.h"
 #include "test/process/modes.h"
 #include "test/process/world.h"
@@ -112,6 +113,41 @@ void fork_and_unpack() {
   say(world->backward());
 }
 
+// The child asks for what the second run, which it was forked in, would have to make: through a node that the parent's
+// backward has not come to, as LibTorch locks the one that it is in.
+void fork_in_second_run() {
+  int run = 0;
+  std::vector<at::Tensor> outputs;
+  const at::Tensor leaf = at::arange(64, at::kFloat).requires_grad_();
+  outputs = checkpoint(
+      [&](const std::vector<at::Tensor>& x) {
+        if (++run == 2) {
+          in_child([&] {
+            say(error_of([&] { outputs[0].sum().backward(); }));
+            outputs.clear();
+          });
+        }
+        const at::Tensor sine = x[0].sin();
+        return std::vector<at::Tensor>{sine, sine.exp()};
+      },
+      {leaf});
+  outputs[1].sum().backward();
+  say(leaf.grad().equal(leaf.detach().sin().exp() * leaf.detach().cos()) ? "exact" : "wrong");
+}
+
+// No second run is under way: the child has all that it needs.
+void fork_between_runs() {
+  const at::Tensor leaf = at::arange(64, at::kFloat).requires_grad_();
+  const at::Tensor loss =
+      checkpoint([](const std::vector<at::Tensor>& x) { return std::vector<at::Tensor>{x[0].sin().exp()}; }, {leaf})
+          .front()
+          .sum();
+  in_child([&] {
+    loss.backward();
+    say(leaf.grad().equal(leaf.detach().cos() * leaf.detach().sin().exp()) ? "exact" : "wrong");
+  });
+}
+
 void fork_and_make_own() {
   make_world(kSmall);
   in_child([] {
@@ -188,6 +224,8 @@ const Modes kForkModes{
     {"fork_under_guard", fork_under_guard},
     {"fork_and_ask", fork_and_ask},
     {"fork_and_unpack", fork_and_unpack},
+    {"fork_in_second_run", fork_in_second_run},
+    {"fork_between_runs", fork_between_runs},
     {"fork_and_make_own", fork_and_make_own},
     {"fork_and_use_kept", fork_and_use_kept},
     {"fork_among_threads", fork_among_threads},
