@@ -388,8 +388,8 @@ std::optional<Core::RegionsPlace> Core::region_begins(const std::vector<at::Tens
 }
 
 // LOCK: policy_mutex_
-Core::RegionsPlace Core::ask_for_region(Candidate& candidate,
-                                        const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& tape) {
+Core::RegionsPlace Core::ask_for_region(Candidate& candidate, const std::vector<std::shared_ptr<SavedStorage>>& inputs,
+                                        Tape& tape) {
   tape.began();
   auto ended = c10::make_scope_exit([&tape] { tape.ended(); });  // for one that the policy refuses
   RegionsPlace place{ask(candidate, tape) == Decision::kKeep, tape.recorder(), 0,

@@ -19,9 +19,9 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class Fetched {
  public:
-  // `arrived`: the copy in; empty where there is none, or none yet. `stream`: whose pool the memory came from. `on_device`: the
-  // source's lease; empty for other memory, which is counted until it is freed. `ahead`: the room that it takes until
-  // it is asked for. `tier` must outlive this.
+  // `arrived`: the copy in; empty where there is none, or none yet. `stream`: whose pool the memory came from.
+  // `on_device`: the source's lease; empty for other memory, which is counted until it is freed. `ahead`: the room that
+  // it takes until it is asked for. `tier` must outlive this.
   Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
           Gauge::Lease ahead);
 

@@ -551,8 +551,7 @@ std::shared_ptr<Fetched> SavedStorage::fetch(c10::Stream stream, Gauge::Lease wi
   void* const memory = data.get();
   // All that may fail comes before the copy starts.
   c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
-  auto fetched =
-      std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
+  auto fetched = std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
   // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
   // written (R2).
   After after(WaitPoint::kInAfterMemory, stream);

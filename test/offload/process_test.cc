@@ -156,7 +156,8 @@ TEST_CASE("backward through its parent's graph in a forked child is one clear er
 
 TEST_CASE("backward in a child that was forked in the second run of a checkpointed region is one clear error",
           "[process]") {
-  CHECK(probe("fork_in_second_run") == well("ebb: this checkpointed region" + std::string(kRefused).substr(std::string("ebb: this offloader").size()) +
+  CHECK(probe("fork_in_second_run") ==
+        well("ebb: this checkpointed region" + std::string(kRefused).substr(std::string("ebb: this offloader").size()) +
              "child: exit 0\nexact\n"));
 }
 

@@ -121,8 +121,7 @@ at::Tensor Interpreter::run(const Instruction& line) {
   if (kind == Kind::kData) {
     // Under hooks of any kind backward works on other tensors than the saved ones, over the same memory: a gradient
     // that is a saved leaf, and what a graph of gradients saves, do not see that the tensor gets other data.
-    if (!may_swap_data_ ||
-        std::ranges::any_of(line.operands, [this](int id) { return gradients_.contains(id); })) {
+    if (!may_swap_data_ || std::ranges::any_of(line.operands, [this](int id) { return gradients_.contains(id); })) {
       return {};
     }
     // Note [Memory that is resized]

@@ -84,7 +84,7 @@ class Interpreter {
   // all.
   at::Tensor broom_;
   Tensors given_other_data_;
-  std::set<int> gradients_;  // values that are
+  std::set<int> gradients_;    // values that are
   bool may_swap_data_ = true;  // until there is a graph of gradients, or a gradient is a parameter itself
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
