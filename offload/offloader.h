@@ -18,7 +18,7 @@ class Tensor;
 
 namespace ebb {
 
-class Core;
+class Runtime;
 class Tier;
 
 // Owns what a training run needs to move saved activations away and back: the tier with its lanes and pool, the policy,
@@ -97,9 +97,9 @@ class Offloader {
  private:
   friend class OffloadGuard;
   // Null if it is switched off.
-  [[nodiscard]] const std::shared_ptr<Core>& core() const;
+  [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const;
 
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<Runtime> runtime_;
 };
 
 }  // namespace ebb

@@ -4,7 +4,7 @@
 
 namespace ebb {
 
-class Core;
+class Runtime;
 class Tape;
 
 // Lives while a thread runs a backward pass from its beginning to its end: starts the first copies in before the pass
@@ -16,7 +16,7 @@ class Tape;
 class EarlyFetch {
  public:
   // The thread's saves belong to this step from now on.
-  static void expect(const std::shared_ptr<Core>& core, const std::shared_ptr<Tape>& tape);
+  static void expect(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<Tape>& tape);
 
   EarlyFetch() noexcept;
   ~EarlyFetch();
@@ -26,10 +26,10 @@ class EarlyFetch {
  private:
   void start();
 
-  std::shared_ptr<Core> core_;  // null unless the thread has saves that backward may use
-  std::shared_ptr<Tape> tape_;  // as core_
-  bool fetched_ = false;        // copies may have been started
-  int exceptions_;              // under way when it began
+  std::shared_ptr<Runtime> runtime_;  // null unless the thread has saves that backward may use
+  std::shared_ptr<Tape> tape_;        // as runtime_
+  bool fetched_ = false;              // copies may have been started
+  int exceptions_;                    // under way when it began
 };
 
 }  // namespace ebb

@@ -31,7 +31,7 @@ class ForwardingEngine final : public Engine {
       return hook;
     }
     Scope::Target target = Scope::current();
-    if (target.core == nullptr) {
+    if (target.runtime == nullptr) {
       return next_.get_default_saved_variable_hooks();
     }
     return std::make_unique<SaveHook>(std::move(target));

@@ -1,14 +1,14 @@
 #include "offload/guard.h"
 
-#include "offload/autograd/core.h"
 #include "offload/autograd/scope.h"
 #include "offload/offloader.h"
+#include "offload/runtime/runtime.h"
 #include "offload/tensors/put_off.h"
 
 namespace ebb {
 
 OffloadGuard::OffloadGuard(Offloader& offloader)
-    : scope_(offloader.core() == nullptr ? nullptr : Scope::enter(offloader.core())) {}
+    : scope_(offloader.runtime() == nullptr ? nullptr : Scope::enter(offloader.runtime())) {}
 
 OffloadGuard::~OffloadGuard() {
   if (scope_ != nullptr) {

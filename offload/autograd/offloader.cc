@@ -7,12 +7,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include "offload/autograd/core.h"
 #include "offload/autograd/engine.h"
 #include "offload/base/log.h"
 #include "offload/planning/planning.h"
 #include "offload/report/summary.h"
 #include "offload/residency/out_of_memory.h"
+#include "offload/runtime/runtime.h"
 #include "policy/minimum_size.h"
 #include "policy/planned.h"
 #include "streams/base/process_mark.h"
@@ -90,7 +90,7 @@ struct GoalOf {
   Goal operator()(const LeastMemory& budget) const { return budget; }
 };
 
-std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
+std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
   if (!options.enabled) {
     return nullptr;
   }
@@ -106,12 +106,12 @@ std::shared_ptr<Core> make_core(Options options, std::shared_ptr<Tier> tier, std
   install_engine();
   keep_log_alive();
   const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
-  auto core =
-      make_shared_unless_forked<Core>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
+  auto runtime =
+      make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
   if (evict) {
-    serve_when_out_of_memory(core->shared_residency());
+    serve_when_out_of_memory(runtime->shared_residency());
   }
-  return core;
+  return runtime;
 }
 
 Options resolved(Options options) {
@@ -127,7 +127,7 @@ Options resolved(Options options) {
 Offloader::Offloader(Options options) {
   options = resolved(std::move(options));
   const std::shared_ptr<Trace> trace = make_trace(options);
-  core_ = make_core(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
+  runtime_ = make_runtime(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
 }
 
 Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
@@ -136,73 +136,73 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   }
   options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
-  core_ = make_core(options, std::move(tier), make_trace(options));
+  runtime_ = make_runtime(options, std::move(tier), make_trace(options));
 }
 
 Offloader::~Offloader() {
-  if (core_ != nullptr && !core_->forked()) {
-    core_->log_summary();
+  if (runtime_ != nullptr && !runtime_->forked()) {
+    runtime_->log_summary();
   }
 }
 
 void Offloader::exclude(const at::Tensor& tensor) {
-  if (const auto& core = this->core()) {
-    core->exclusions().add(tensor);
+  if (const auto& runtime = this->runtime()) {
+    runtime->exclusions().add(tensor);
   }
 }
 
 void Offloader::drain() {
-  if (const auto& core = this->core()) {
-    core->residency().stash().drain();
+  if (const auto& runtime = this->runtime()) {
+    runtime->residency().stash().drain();
   }
 }
 
 std::uint64_t Offloader::evict(std::uint64_t bytes) {
-  const auto& core = this->core();
-  return core == nullptr ? 0 : core->residency().evict(bytes);
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? 0 : runtime->residency().evict(bytes);
 }
 
 Stats Offloader::stats() const {
-  const auto& core = this->core();
-  return core == nullptr ? Stats{} : core->stats();
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? Stats{} : runtime->residency().stats();
 }
 
 std::string Offloader::summary() const {
-  const auto& core = this->core();
-  return core == nullptr ? "ebb is switched off" : ebb::summary(core->stats());
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? "ebb is switched off" : ebb::summary(runtime->residency().stats());
 }
 
 std::string Offloader::explain() const {
-  const auto& core = this->core();
-  return core == nullptr ? "no plan: ebb is switched off\n" : core->explain();
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? "no plan: ebb is switched off\n" : runtime->decider().explain();
 }
 
 std::optional<PlanReport> Offloader::plan_report() const {
-  const auto& core = this->core();
-  return core == nullptr ? std::nullopt : core->plan_report();
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? std::nullopt : runtime->decider().plan_report();
 }
 
 void Offloader::reset_stats() {
-  if (const auto& core = this->core()) {
-    core->reset_stats();
+  if (const auto& runtime = this->runtime()) {
+    runtime->residency().reset_stats();
   }
 }
 
 std::vector<TimelineSample> Offloader::take_timeline() {
-  const auto& core = this->core();
-  return core == nullptr ? std::vector<TimelineSample>{} : core->timeline().take();
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? std::vector<TimelineSample>{} : runtime->residency().ledger().account()->timeline.take();
 }
 
 std::vector<TraceSpan> Offloader::take_trace() {
-  const auto& core = this->core();
-  return core == nullptr ? std::vector<TraceSpan>{} : core->take_trace();
+  const auto& runtime = this->runtime();
+  return runtime == nullptr ? std::vector<TraceSpan>{} : runtime->take_trace();
 }
 
-const std::shared_ptr<Core>& Offloader::core() const {
-  if (core_ != nullptr) {
-    core_->check_process();
+const std::shared_ptr<Runtime>& Offloader::runtime() const {
+  if (runtime_ != nullptr) {
+    runtime_->check_process();
   }
-  return core_;
+  return runtime_;
 }
 
 }  // namespace ebb

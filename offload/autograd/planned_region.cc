@@ -2,27 +2,27 @@
 
 #include <utility>
 
-#include "offload/residency/tape.h"
+#include "offload/steps/tape.h"
 
 namespace ebb {
 
 std::unique_ptr<PlannedRegion> PlannedRegion::ask(const Scope::Target& target, const std::vector<at::Tensor>& inputs) {
-  const std::shared_ptr<Tape> tape = target.scope->tape(target.core);
-  std::optional<Core::RegionsPlace> place = target.core->region_begins(inputs, *tape);
+  const std::shared_ptr<Tape> tape = target.scope->tape(target.runtime);
+  std::optional<Decider::RegionsPlace> place = target.runtime->decider().region_begins(inputs, *tape);
   if (!place) {
     return nullptr;
   }
-  return std::unique_ptr<PlannedRegion>(new PlannedRegion(target.core, tape, *std::move(place)));
+  return std::unique_ptr<PlannedRegion>(new PlannedRegion(target.runtime, tape, *std::move(place)));
 }
 
-PlannedRegion::PlannedRegion(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, Core::RegionsPlace place)
-    : core_(std::move(core)),
+PlannedRegion::PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<Tape> tape, Decider::RegionsPlace place)
+    : runtime_(std::move(runtime)),
       tape_(std::move(tape)),
       place_(std::move(place)),
       saves_(new RegionSaves{.ordinal = place_.ordinal, .table = {}}) {}
 
 PlannedRegion::~PlannedRegion() {
-  if (core_->forked()) {
+  if (runtime_->forked()) {
     return;
   }
   held_.reset();
@@ -33,7 +33,7 @@ PlannedRegion::~PlannedRegion() {
 }
 
 void PlannedRegion::needed() {
-  if (core_->forked()) {  // its second run says so
+  if (runtime_->forked()) {  // its second run says so
     return;
   }
   const bool planned = tape_->asked(place_.ordinal);
@@ -42,13 +42,13 @@ void PlannedRegion::needed() {
   }
   const StepRecorder::Detour detour(place_.recorder.get());
   if (planned && tape_->fetch_ahead()) {
-    core_->tier().flush();
+    runtime_->tier().flush();
   }
 }
 
 void PlannedRegion::SecondRun::saves(std::uint64_t bytes) {
   region_.held_.reset();
-  region_.held_.emplace(region_.core_->residency().ledger().hold(bytes));
+  region_.held_.emplace(region_.runtime_->residency().ledger().hold(bytes));
   if (region_.place_.recorder != nullptr) {
     region_.place_.recorder->region_saves(region_.place_.index, bytes);
   }

@@ -7,11 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/autograd/core.h"
-#include "offload/autograd/region_saves.h"
 #include "offload/autograd/scope.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/report/device_account.h"
+#include "offload/runtime/region_saves.h"
+#include "offload/runtime/runtime.h"
 
 namespace ebb {
 
@@ -35,9 +35,9 @@ class PlannedRegion {
   // Of what it saves, if that stays.
   [[nodiscard]] const std::shared_ptr<RegionSaves>& saves() const { return saves_; }
 
-  [[nodiscard]] bool is_of(const Core& core) const { return core_.get() == &core; }
+  [[nodiscard]] bool is_of(const Runtime& runtime) const { return runtime_.get() == &runtime; }
 
-  [[nodiscard]] bool may_move(const at::Tensor& tensor) { return !core_->passed_through(tensor); }
+  [[nodiscard]] bool may_move(const at::Tensor& tensor) { return !runtime_->passed_through(tensor); }
 
   // Backward asks for something that it saved.
   void needed();
@@ -57,11 +57,11 @@ class PlannedRegion {
   };
 
  private:
-  PlannedRegion(std::shared_ptr<Core> core, std::shared_ptr<Tape> tape, Core::RegionsPlace place);
+  PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<Tape> tape, Decider::RegionsPlace place);
 
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<Runtime> runtime_;
   const std::shared_ptr<Tape> tape_;
-  const Core::RegionsPlace place_;
+  const Decider::RegionsPlace place_;
   const std::shared_ptr<RegionSaves> saves_;
   std::optional<DeviceAccount::Held> held_;
 };

@@ -10,11 +10,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include "offload/autograd/core.h"
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/autograd/scope.h"
 #include "offload/recompute/recipe_input.h"
+#include "offload/runtime/runtime.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
 
@@ -168,7 +168,7 @@ Region::~Region() = default;
 std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
   auto region = std::make_shared<Region>(std::move(function), inputs);
   const Scope::Target target = Scope::current();
-  if (target.core != nullptr && Running::innermost() == nullptr) {
+  if (target.runtime != nullptr && Running::innermost() == nullptr) {
     region->planned_ = PlannedRegion::ask(target, inputs);
   }
   return region;
@@ -203,11 +203,11 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
       break;
   }
   Scope::Target target = Scope::current();  // the function may have entered guards
-  if (target.core == nullptr) {
+  if (target.runtime == nullptr) {
     return nullptr;
   }
   const PlannedRegion& planned = *running->region()->planned_;
-  return std::make_unique<SaveHook>(target, planned.is_of(*target.core) ? planned.saves() : nullptr);
+  return std::make_unique<SaveHook>(target, planned.is_of(*target.runtime) ? planned.saves() : nullptr);
 }
 
 std::size_t Region::add(const at::Tensor& saved) {

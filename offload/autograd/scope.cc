@@ -3,44 +3,44 @@
 #include <tuple>
 #include <utility>
 
-#include "offload/autograd/core.h"
 #include "offload/autograd/early_fetch.h"
 #include "offload/base/backward_pass.h"
-#include "offload/residency/tape.h"
+#include "offload/runtime/runtime.h"
+#include "offload/steps/tape.h"
 
 namespace ebb {
 
-Scope::Scope(std::shared_ptr<Core> core)
-    : below_(c10::ThreadLocalDebugInfo::current()), around_(innermost()), core_(std::move(core)) {}
+Scope::Scope(std::shared_ptr<Runtime> runtime)
+    : below_(c10::ThreadLocalDebugInfo::current()), around_(innermost()), runtime_(std::move(runtime)) {}
 
 Scope* Scope::innermost() { return static_cast<Scope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
-std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Core> core) {
+std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Runtime> runtime) {
   drop_ended();
-  std::shared_ptr<Scope> scope(new Scope(std::move(core)));
+  std::shared_ptr<Scope> scope(new Scope(std::move(runtime)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
   scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
   return scope;
 }
 
 void Scope::flush() {
-  std::shared_ptr<Core> core;
+  std::shared_ptr<Runtime> runtime;
   {
     const auto locked = lock();
-    core = core_;
+    runtime = runtime_;
   }
-  if (core != nullptr && !core->forked()) {
-    core->tier().flush();
+  if (runtime != nullptr && !runtime->forked()) {
+    runtime->tier().flush();
   }
 }
 
 void Scope::leave() {
-  std::shared_ptr<Core> core;  // destroyed, as is the tape, after the lock is released
+  std::shared_ptr<Runtime> runtime;  // destroyed, as is the tape, after the lock is released
   std::shared_ptr<Tape> tape;
   {
     const auto locked = lock();
     ended_ = true;
-    core = std::exchange(core_, nullptr);
+    runtime = std::exchange(runtime_, nullptr);
     tape = std::exchange(tape_, nullptr);
   }
   drop_ended();
@@ -95,14 +95,14 @@ Scope::Target Scope::current() {
   for (Scope* scope = innermost(); scope != nullptr;) {
     const auto locked = scope->lock();
     if (!scope->ended_) {
-      return {scope->core_, scope};
+      return {scope->runtime_, scope};
     }
     scope = scope->around_;
   }
   return {};
 }
 
-std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Core>& core) {
+std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Runtime>& runtime) {
   // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
   // (create_graph, recomputation) stays with the step that it serves.
   const auto is_present = [this] { return tape_ != nullptr && (!tape_->in_use() || in_backward()); };
@@ -113,8 +113,8 @@ std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Core>& core) {
     }
   }
   // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
-  std::shared_ptr<Tape> next = core->tape_of_this_thread();
-  EarlyFetch::expect(core, next);
+  std::shared_ptr<Tape> next = runtime->steps().of_this_thread();
+  EarlyFetch::expect(runtime, next);
   const auto locked = lock();
   if (ended_) {  // since this save began, on another thread
     return next;

@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-class Core;
+class Runtime;
 class Tape;
 
 // What a guard puts on its thread: which offloader the saves go to (none for NoOpGuard), and which step they belong to.
@@ -33,12 +33,12 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
 
   // Where a save made now goes.
   struct Target {
-    std::shared_ptr<Core> core = nullptr;  // null: it is left to LibTorch
-    Scope* scope = nullptr;                // on the calling thread's stack
+    std::shared_ptr<Runtime> runtime = nullptr;  // null: it is left to LibTorch
+    Scope* scope = nullptr;                      // on the calling thread's stack
   };
 
-  // Puts a scope on the calling thread's stack. `core` null: leave saves to LibTorch.
-  [[nodiscard]] static std::shared_ptr<Scope> enter(std::shared_ptr<Core> core);
+  // Puts a scope on the calling thread's stack. `runtime` null: leave saves to LibTorch.
+  [[nodiscard]] static std::shared_ptr<Scope> enter(std::shared_ptr<Runtime> runtime);
 
   // Has the offloader's tier start what it has gathered.
   void flush();
@@ -49,13 +49,13 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   // The calling thread's innermost scope that has not ended.
   [[nodiscard]] static Target current();
 
-  // The step that a save made now, for `core`, belongs to. See Core::tape_of_this_thread.
-  [[nodiscard]] std::shared_ptr<Tape> tape(const std::shared_ptr<Core>& core);
+  // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
+  [[nodiscard]] std::shared_ptr<Tape> tape(const std::shared_ptr<Runtime>& runtime);
 
  private:
   using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;
 
-  explicit Scope(std::shared_ptr<Core> core);
+  explicit Scope(std::shared_ptr<Runtime> runtime);
   static Scope* innermost();
   static void drop_ended();
   void take_from_below_the_top();
@@ -68,7 +68,7 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   Scope* around_;                                       // the innermost one in there
   const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
   bool ended_ = false;
-  std::shared_ptr<Core> core_;  // until the end
+  std::shared_ptr<Runtime> runtime_;  // until the end
   std::shared_ptr<Tape> tape_;
 };
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "offload/base/log.h"
-#include "offload/residency/tape.h"
 
 namespace ebb {
 namespace {
@@ -22,16 +21,59 @@ Residency::FetchingAhead::FetchingAhead() : before_(std::exchange(fetching_ahead
 
 Residency::FetchingAhead::~FetchingAhead() { fetching_ahead() = before_; }
 
-Residency::Residency(const Config& config, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
+Residency::Residency(const Config& config, const StagingLimits& limits, Prefetcher& prefetcher,
+                     std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : tier_(decorated(std::move(tier))),
       trace_(std::move(trace)),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
-      bounds_(config.planned
-                  ? std::unique_ptr<const Bounds>(std::make_unique<PlannedBounds>())
-                  : std::make_unique<StepBounds>(config.stash_bytes, config.window_bytes, book_, stall_watch_)),
+      limits_(limits),
+      prefetcher_(prefetcher),
       free_unused_(config.free_unused),
       ledger_(config.record_timeline),
       stash_(*tier_) {}
+
+Stats Residency::stats() {
+  stash_.sweep();  // what is over is not held
+  const Counters& counters = ledger_.counters();
+  const DeviceAccount& account = *ledger_.account();
+  const Gauge& stash = stash_.gauge();
+  Stats stats;
+  stats.saved = counters.saved.count();
+  stats.offloaded = counters.offloaded.count();
+  stats.dropped = counters.dropped.count();
+  stats.evicted = counters.evicted.count();
+  stats.deduplicated = counters.deduplicated.count();
+  std::transform(counters.kept.begin(), counters.kept.end(), stats.kept.begin(),
+                 [](const Counter& counter) { return counter.count(); });
+  stats.fetched = counters.fetched.count();
+  stats.recomputed = counters.recomputed.count();
+  stats.reused = counters.reused.count();
+  stats.steps = counters.steps;
+  {
+    const std::lock_guard lock(reset_mutex_);
+    const StallStats stalls = tier_->stall_stats();
+    stats.stalls = stalls.count - stalls_at_reset_.count;
+    stats.stalled_ms = stalls.total_ms - stalls_at_reset_.total_ms;
+  }
+  const PoolStats pool = tier_->pool_stats();
+  stats.pool = {pool.now_bytes, pool.peak_bytes, pool.capacity_bytes};
+  stats.pool_growths = pool.growths;
+  stats.stash = {stash.now_bytes(), stash.peak_bytes(), limits_.stash()};
+  stats.window = {window_.now_bytes(), window_.peak_bytes(), limits_.window()};
+  stats.saved_on_device = {account.held.now_bytes(), account.held.peak_bytes(), 0};
+  stats.saved_if_kept = {account.if_kept.now_bytes(), account.if_kept.peak_bytes(), 0};
+  return stats;
+}
+
+void Residency::reset_stats() {
+  ledger_.counters().reset();
+  stash_.gauge().reset_peak();
+  window_.reset_peak();
+  ledger_.on_device().reset_peak();
+  ledger_.if_kept().reset_peak();
+  const std::lock_guard lock(reset_mutex_);
+  stalls_at_reset_ = tier_->stall_stats();
+}
 
 std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
   if (fetching_ahead()) {
@@ -50,12 +92,8 @@ std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
       return gone();
     }
     ++account.evictions;
-    for (const std::shared_ptr<ThreadSteps>& steps : steps_.all()) {
-      for (const std::shared_ptr<Tape>& tape : steps->take_prefetching()) {
-        tape->make_room(enough);
-      }
-    }
-    evictable_.evict(enough);
+    prefetcher_.make_room(enough);
+    eviction_queue_.evict(enough);
   } catch (...) {
     log_warning("a tensor that was kept could not be moved to make room on the device");
   }

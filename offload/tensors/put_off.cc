@@ -4,7 +4,7 @@
 
 #include <ATen/SequenceNumber.h>
 
-#include "offload/residency/saved_storage.h"
+#include "offload/residency/tiered_storage.h"
 
 namespace ebb {
 
@@ -13,7 +13,7 @@ PutOff& PutOff::of_this_thread() {
   return put_off;
 }
 
-void PutOff::add(const std::shared_ptr<SavedStorage>& saved) {
+void PutOff::add(const std::shared_ptr<TieredStorage>& saved) {
   entries_.push_back(saved);
   next_node_ = at::sequence_number::peek();
 }
@@ -25,9 +25,9 @@ void PutOff::start_finished() noexcept {
 }
 
 void PutOff::start_all() noexcept {
-  for (const std::weak_ptr<SavedStorage>& each : std::exchange(entries_, {})) {
-    if (const std::shared_ptr<SavedStorage> saved = each.lock()) {
-      saved->send_out_now();
+  for (const std::weak_ptr<TieredStorage>& each : std::exchange(entries_, {})) {
+    if (const std::shared_ptr<TieredStorage> saved = each.lock()) {
+      saved->offload_deferred();
     }
   }
 }

@@ -6,7 +6,7 @@
 
 namespace ebb {
 
-class SavedStorage;
+class TieredStorage;
 
 // The calling thread's copies out that wait for the operation that saved their storages to be over.
 //
@@ -23,8 +23,8 @@ class PutOff {
  public:
   static PutOff& of_this_thread();
 
-  // `saved` must have been told to send_out_later.
-  void add(const std::shared_ptr<SavedStorage>& saved);
+  // `saved` must have been told to defer_offload.
+  void add(const std::shared_ptr<TieredStorage>& saved);
 
   // Starts the copies of operations that are over. What cannot start stays where it is.
   void start_finished() noexcept;
@@ -33,7 +33,7 @@ class PutOff {
   void start_all() noexcept;
 
  private:
-  std::vector<std::weak_ptr<SavedStorage>> entries_;
+  std::vector<std::weak_ptr<TieredStorage>> entries_;
   std::uint64_t next_node_ = 0;  // the number of the node after the one that saved the entries
 };
 

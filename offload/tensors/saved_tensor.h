@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/residency/saved_storage.h"
+#include "offload/steps/saved_storage.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
 

@@ -7,7 +7,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "offload/residency/stall_watch.h"
+#include "offload/steps/stall_watch.h"
 #include "streams/simulated/simulated_stream_guard.h"
 #include "test/offload/parity.h"
 

@@ -55,7 +55,7 @@ TEST_CASE("on a GPU a source is not freed before its copy out, however late that
   for (const int value : {1, 2, 3, 4}) {
     uses.push_back(world.save(world.make(value)));  // in the memory of the last, if that was let go too early
   }
-  world.core->residency().stash().drain();
+  world.runtime->residency().stash().drain();
   GpuOrderingWorld::finish();
   for (auto use = uses.rbegin(); use != uses.rend(); ++use) {
     world.read((*use)->get());
@@ -65,7 +65,7 @@ TEST_CASE("on a GPU a source is not freed before its copy out, however late that
 
 TEST_CASE("on a GPU a stash that ends with copies under way frees no memory that they read", "[gpu][gpu_ordering]") {
   GpuOrderingWorld world(any_size(), {});
-  Tier& tier = world.core->tier();
+  Tier& tier = world.runtime->tier();
   const std::optional<Block> block = tier.try_acquire(world.bytes);
   REQUIRE(block);
   world.lanes.hold_out();
@@ -130,7 +130,7 @@ TEST_CASE("on a GPU a block is not written while an earlier owner's late copy in
   first.reset();
   const CUDAStreamGuard other(other_stream());
   const auto second = world.save(world.make(8));
-  REQUIRE(world.core->stats().offloaded.tensors == 2);  // into the one block that there is
+  REQUIRE(world.runtime->residency().stats().offloaded.tensors == 2);  // into the one block that there is
   world.read(second->get());
   CHECK(world.seen() == std::vector<int>{7, 8});
 }
@@ -144,7 +144,7 @@ TEST_CASE("on a GPU copies out into one block come in the order of its owners, w
   first.reset();
   const CUDAStreamGuard other(other_stream());
   const auto second = world.save(world.make(8));
-  REQUIRE(world.core->stats().offloaded.tensors == 2);
+  REQUIRE(world.runtime->residency().stats().offloaded.tensors == 2);
   GpuOrderingWorld::finish();
   world.read(second->get());
   CHECK(world.seen() == std::vector<int>{8});
@@ -159,7 +159,7 @@ TEST_CASE("on a GPU memory that was fetched ahead and never used is not reused b
   GpuOrderingWorld::finish();
   world.lanes.hold_in();
   world.read(last->get());  // fetches the other ahead
-  REQUIRE(world.core->residency().window().now_bytes() == world.bytes);
+  REQUIRE(world.runtime->residency().window().now_bytes() == world.bytes);
   unused.reset();
   const std::vector<at::Tensor> next = world.make_everywhere(9);  // one of them in the memory that the copy in writes
   GpuOrderingWorld::finish();

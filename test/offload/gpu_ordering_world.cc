@@ -26,13 +26,13 @@ std::shared_ptr<PinnedTier> make_tier(std::size_t bytes, const GpuOrderingWorld:
   return std::make_shared<PinnedTier>(config);
 }
 
-std::shared_ptr<Core> make_core(const std::shared_ptr<PinnedTier>& tier, std::uint64_t stash_bytes) {
+std::shared_ptr<Runtime> make_runtime(const std::shared_ptr<PinnedTier>& tier, std::uint64_t stash_bytes) {
   Options options;
   options.device = tier->device();
   options.policy = offload_everything();
   options.stash_bytes = stash_bytes;
   options.window_bytes = std::uint64_t{1} << 30;
-  return std::make_shared<Core>(options, tier);
+  return std::make_shared<Runtime>(options, tier);
 }
 
 }  // namespace
@@ -41,8 +41,8 @@ GpuOrderingWorld::GpuOrderingWorld(std::int64_t ints, Limits limits)
     : ints(ints),
       bytes(static_cast<std::size_t>(ints) * sizeof(int)),
       tier(make_tier(bytes, limits)),
-      core(make_core(tier, limits.stash_storages * bytes + 1)),
-      tape(core->tape_of_this_thread()),
+      runtime(make_runtime(tier, limits.stash_storages * bytes + 1)),
+      tape(runtime->steps().of_this_thread()),
       lanes(*tier) {
   start_afresh();
   for (const c10::cuda::CUDAStream stream : {c10::cuda::getDefaultCUDAStream(0), other_stream()}) {
@@ -67,7 +67,7 @@ std::vector<at::Tensor> GpuOrderingWorld::make_everywhere(int value) const {
 }
 
 std::unique_ptr<SavedStorage::Use> GpuOrderingWorld::save(const at::Tensor& tensor) {
-  return std::make_unique<SavedStorage::Use>(core->save(tensor, tape));
+  return std::make_unique<SavedStorage::Use>(runtime->save(tensor, tape));
 }
 
 void GpuOrderingWorld::read(const c10::Storage& storage) {

@@ -8,14 +8,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/autograd/core.h"
+#include "offload/runtime/runtime.h"
 #include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 
 namespace ebb::test {
 
-// An offloader's core over a real GPU, for tests that hold up its streams and lanes. As in OrderingWorld, kernels fill
-// tensors of one size with one value and read that value back, so that a byte moved at the wrong time shows.
+// An offloader's runtime over a real GPU, for tests that hold up its streams and lanes. As in OrderingWorld, kernels
+// fill tensors of one size with one value and read that value back, so that a byte moved at the wrong time shows.
 //
 // Nothing in a test may wait for the device by chance, or the delay is over before it matters. So all memory that a
 // test takes is made ready in the constructor, and so are its kernels, which CUDA loads when they are first used. All
@@ -60,7 +60,7 @@ class GpuOrderingWorld {
   const std::int64_t ints;
   const std::size_t bytes;
   const std::shared_ptr<PinnedTier> tier;
-  const std::shared_ptr<Core> core;
+  const std::shared_ptr<Runtime> runtime;
   const std::shared_ptr<Tape> tape;
   LaneHold lanes;
 

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/autograd/core.h"
+#include "offload/runtime/runtime.h"
 #include "policy/biggest_fraction.h"
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
@@ -77,18 +77,18 @@ TEST_CASE_METHOD(NoLeak, "a tensor of zeros without memory passes through") {
 
 TEST_CASE("after a copy in that failed, any of the storage's saves may ask again") {
   const auto failing = make_tier(late());
-  const auto core = [&] {
+  const auto runtime = [&] {
     Options options = everything();
     options.device = failing->device();
     options.stash_bytes = 1;
-    return std::make_shared<Core>(options, failing);
+    return std::make_shared<Runtime>(options, failing);
   }();
   c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, failing->allocate(kBytes));
   at::Tensor saved = at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(kBytes / sizeof(float))}, {1});
   saved.fill_(7);
   storage = {};
-  SavedStorage::Use one(core->save(saved, core->tape_of_this_thread()));
-  SavedStorage::Use other(core->save(saved, core->tape_of_this_thread()));
+  SavedStorage::Use one(runtime->save(saved, runtime->steps().of_this_thread()));
+  SavedStorage::Use other(runtime->save(saved, runtime->steps().of_this_thread()));
   saved.reset();
   failing->fail_copy(1);
   CHECK_THROWS_WITH(one.get(), Catch::Contains("simulated copy failure"));
@@ -104,8 +104,8 @@ TEST_CASE("a source that is found again is counted, whether asked for or fetched
   const auto use_last = world.save(last);
   static_cast<void>(use_last->get());
   static_cast<void>(use_first->get());
-  CHECK(world.core->stats().reused.tensors == 2);
-  CHECK(world.core->stats().fetched.tensors == 0);
+  CHECK(world.runtime->residency().stats().reused.tensors == 2);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 0);
 }
 
 TEST_CASE("an offloader over no tier is an error") {

@@ -53,7 +53,7 @@ TEST_CASE("a source is not freed before its copy out, however late that runs", "
   for (float value = 0; value < 8; ++value) {
     uses.push_back(world.save(world.make(value)));  // memory that was let go too early is overwritten by the next make
   }
-  world.core->residency().stash().drain();
+  world.runtime->residency().stash().drain();
   for (auto use = uses.rbegin(); use != uses.rend(); ++use) {
     world.read((*use)->get());
   }
@@ -64,11 +64,11 @@ TEST_CASE("a source is not freed before its copy out, however late that runs", "
 TEST_CASE("the stash holds a source only until its copy is done", "[ordering]") {
   OrderingWorld world(Schedule::kLate, 0, {.stash_bytes = 100 * kBytes});
   const auto use = world.save(world.make(7));
-  world.core->residency().stash().sweep();
-  CHECK(world.core->residency().stash().gauge().now_bytes() == kBytes);
+  world.runtime->residency().stash().sweep();
+  CHECK(world.runtime->residency().stash().gauge().now_bytes() == kBytes);
   world.run();
-  world.core->residency().stash().sweep();
-  CHECK(world.core->residency().stash().gauge().now_bytes() == 0);
+  world.runtime->residency().stash().sweep();
+  CHECK(world.runtime->residency().stash().gauge().now_bytes() == 0);
 }
 
 TEST_CASE("a save that ends takes finished sources out of the stash", "[ordering]") {
@@ -76,7 +76,7 @@ TEST_CASE("a save that ends takes finished sources out of the stash", "[ordering
   auto use = world.save(world.make(7));
   world.run();
   use.reset();
-  CHECK(world.core->residency().stash().gauge().now_bytes() == 0);
+  CHECK(world.runtime->residency().stash().gauge().now_bytes() == 0);
 }
 
 TEST_CASE("the stash never holds more than its bound", "[ordering]") {
@@ -84,9 +84,9 @@ TEST_CASE("the stash never holds more than its bound", "[ordering]") {
   std::vector<std::unique_ptr<SavedStorage::Use>> uses;
   for (float value = 0; value < 8; ++value) {
     uses.push_back(world.save(world.make(value)));
-    CHECK(world.core->residency().stash().gauge().now_bytes() <= 3 * kBytes);
+    CHECK(world.runtime->residency().stash().gauge().now_bytes() <= 3 * kBytes);
   }
-  CHECK(world.core->residency().stash().gauge().now_bytes() == 3 * kBytes);
+  CHECK(world.runtime->residency().stash().gauge().now_bytes() == 3 * kBytes);
 }
 
 TEST_CASE("a copy in waits for the copy out of the same bytes", "[ordering]") {
@@ -134,7 +134,7 @@ TEST_CASE("a block is not written while an earlier owner's copy in still reads i
   first.reset();
   const SimulatedStreamGuard other(1);
   const auto second = world.save(world.make(8));
-  REQUIRE(world.core->stats().offloaded.tensors == 2);  // into the one block that there is
+  REQUIRE(world.runtime->residency().stats().offloaded.tensors == 2);  // into the one block that there is
   world.read(second->get());
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 8});
@@ -159,9 +159,9 @@ TEST_CASE("memory that was fetched ahead and never used is not reused before its
   const auto last = world.save(world.make(8));
   world.run();
   world.read(last->get());  // fetches the other ahead
-  REQUIRE(world.core->residency().window().now_bytes() == kBytes);
+  REQUIRE(world.runtime->residency().window().now_bytes() == kBytes);
   unused.reset();
-  CHECK(world.core->residency().window().now_bytes() == 0);
+  CHECK(world.runtime->residency().window().now_bytes() == 0);
   const at::Tensor next = world.make(9);  // in the memory that the copy in writes
   world.read(next.storage());
   world.run();
@@ -196,7 +196,7 @@ TEST_CASE("a copy that two saves share stays on the device until both have used 
   world.run();
   world.read(first->get());
   world.read(second->get());
-  CHECK(world.core->stats().fetched.tensors == 1);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 1);
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 7});
 }
@@ -207,9 +207,9 @@ TEST_CASE("a second pass over a retained graph fetches again, and the device cop
   const auto use = world.save(world.make(7));
   world.run();
   world.read(use->get());
-  CHECK(world.core->residency().ledger().on_device().now_bytes() == 0);
+  CHECK(world.runtime->residency().ledger().on_device().now_bytes() == 0);
   world.read(use->get());
-  CHECK(world.core->stats().fetched.tensors == 2);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 2);
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 7});
 }
@@ -219,8 +219,8 @@ TEST_CASE("a source that is still on the device is used and nothing is copied", 
   const at::Tensor tensor = world.make(7);
   const auto use = world.save(tensor);
   CHECK(use->get().unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl());
-  CHECK(world.core->stats().fetched.tensors == 0);
-  CHECK(world.core->stats().reused.tensors == 1);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 0);
+  CHECK(world.runtime->residency().stats().reused.tensors == 1);
 }
 
 TEST_CASE("a source whose memory was swapped is read in its new memory, as plain autograd reads it", "[ordering]") {
@@ -282,14 +282,14 @@ TEST_CASE("what comes next is fetched ahead, within the window, in reverse order
     uses.push_back(world.save(world.make(value)));
   }
   static_cast<void>(uses[5]->get());
-  CHECK(world.core->residency().window().now_bytes() == 2 * kBytes);
-  CHECK(world.core->stats().fetched.tensors == 3);
+  CHECK(world.runtime->residency().window().now_bytes() == 2 * kBytes);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 3);
   static_cast<void>(uses[4]->get());
-  CHECK(world.core->stats().fetched.tensors == 4);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 4);
   static_cast<void>(uses[3]->get());
   static_cast<void>(uses[2]->get());
-  CHECK(world.core->stats().fetched.tensors == 6);
-  CHECK(world.core->residency().window().peak_bytes() == 2 * kBytes);
+  CHECK(world.runtime->residency().stats().fetched.tensors == 6);
+  CHECK(world.runtime->residency().window().peak_bytes() == 2 * kBytes);
 }
 
 }  // namespace ebb

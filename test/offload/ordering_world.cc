@@ -10,31 +10,31 @@
 namespace ebb::test {
 namespace {
 
-std::shared_ptr<Core> make_core(const std::shared_ptr<SimulatedTier>& tier, const OrderingWorld::Limits& limits) {
+std::shared_ptr<Runtime> make_runtime(const std::shared_ptr<SimulatedTier>& tier, const OrderingWorld::Limits& limits) {
   Options options;
   options.device = tier->device();
   options.policy = offload_everything();
   options.stash_bytes = limits.stash_bytes;
   options.window_bytes = limits.window_bytes;
-  return std::make_shared<Core>(options, tier);
+  return std::make_shared<Runtime>(options, tier);
 }
 
 }  // namespace
 
 OrderingWorld::OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limits)
     : tier(std::make_shared<SimulatedTier>(schedule, seed, limits.capacity_bytes, /*deferred_compute=*/true)),
-      core(make_core(tier, limits)),
-      tape(core->tape_of_this_thread()) {}
+      runtime(make_runtime(tier, limits)),
+      tape(runtime->steps().of_this_thread()) {}
 
 at::Tensor OrderingWorld::make(float value) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, core->tier().allocate(kBytes));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, runtime->tier().allocate(kBytes));
   auto* const data = static_cast<float*>(storage.mutable_data());
   tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
   return at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(kFloats)}, {1});
 }
 
 std::unique_ptr<SavedStorage::Use> OrderingWorld::save(at::Tensor tensor) {
-  return std::make_unique<SavedStorage::Use>(core->save(tensor, tape));
+  return std::make_unique<SavedStorage::Use>(runtime->save(tensor, tape));
 }
 
 void OrderingWorld::read(c10::Storage storage) {

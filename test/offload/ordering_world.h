@@ -8,13 +8,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/autograd/core.h"
+#include "offload/runtime/runtime.h"
 #include "streams/simulated/simulated_stream_guard.h"
 #include "streams/simulated/simulated_tier.h"
 
 namespace ebb::test {
 
-// A simulated device whose kernels wait in queues as on a GPU, and an offloader's core over it. Tensors are kBytes
+// A simulated device whose kernels wait in queues as on a GPU, and an offloader's runtime over it. Tensors are kBytes
 // long; kernels fill them with one value and read that value back, so that any byte moved at the wrong time shows.
 class OrderingWorld {
  public:
@@ -44,7 +44,7 @@ class OrderingWorld {
   [[nodiscard]] const std::vector<float>& seen() const { return *seen_; }
 
   const std::shared_ptr<SimulatedTier> tier;
-  const std::shared_ptr<Core> core;
+  const std::shared_ptr<Runtime> runtime;
   std::shared_ptr<Tape> tape;
 
  private:

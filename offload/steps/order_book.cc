@@ -1,4 +1,4 @@
-#include "offload/residency/order_book.h"
+#include "offload/steps/order_book.h"
 
 #include <algorithm>
 #include <utility>

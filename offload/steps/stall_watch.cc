@@ -1,4 +1,4 @@
-#include "offload/residency/stall_watch.h"
+#include "offload/steps/stall_watch.h"
 
 #include <utility>
 

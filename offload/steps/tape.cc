@@ -1,4 +1,4 @@
-#include "offload/residency/tape.h"
+#include "offload/steps/tape.h"
 
 #include <algorithm>
 #include <functional>
@@ -12,9 +12,9 @@
 #include <c10/util/hash.h>
 
 #include "offload/planning/step_recorder.h"
-#include "offload/residency/order_book.h"
 #include "offload/residency/prefetchable.h"
-#include "offload/residency/thread_steps.h"
+#include "offload/steps/order_book.h"
+#include "offload/steps/thread_steps.h"
 
 namespace ebb {
 
@@ -342,7 +342,7 @@ bool Tape::fetch_ahead() {
     }
     asked.push_back(next);
     prefetches_now();
-    if (!next->fetch_ahead(held_bytes)) {
+    if (!next->prefetch(held_bytes)) {
       return false;
     }
     const std::lock_guard lock(mutex_);
@@ -421,7 +421,7 @@ void Tape::drop_guesses(const std::function<bool()>& enough) {
       storage = index ? entries_[*index].storage.lock() : nullptr;
     }
     if (storage != nullptr) {
-      storage->drop_guess();
+      storage->cancel_prefetch();
     }
   }
 }

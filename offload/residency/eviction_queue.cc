@@ -1,26 +1,27 @@
-#include "offload/residency/evictable.h"
+#include "offload/residency/eviction_queue.h"
 
 #include <optional>
 #include <utility>
 
 #include "offload/base/log.h"
+#include "offload/residency/evictable.h"
 
 namespace ebb {
 
-Evictable::Id Evictable::add(std::weak_ptr<Evictee> storage, c10::Stream stream) {
+EvictionQueue::Id EvictionQueue::add(std::weak_ptr<Evictable> storage, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
   return next_++;
 }
 
-void Evictable::remove(Id id) noexcept {
+void EvictionQueue::remove(Id id) noexcept {
   const std::lock_guard lock(mutex_);
   entries_.erase(id);
 }
 
-void Evictable::evict(const std::function<bool()>& enough) {
+void EvictionQueue::evict(const std::function<bool()>& enough) {
   for (Id next = 0; !enough();) {
-    std::shared_ptr<Evictee> storage;
+    std::shared_ptr<Evictable> storage;
     std::optional<c10::Stream> stream;
     {
       const std::lock_guard lock(mutex_);

@@ -1,13 +1,13 @@
-#include "offload/residency/bounds.h"
+#include "offload/steps/step_limits.h"
 
 #include <algorithm>
 
-#include "offload/residency/tape.h"
+#include "offload/steps/tape.h"
 
 namespace ebb {
 namespace {
 
-// The automatic bounds. On an H200, 2 GiB each hid every copy of a step that saves 27 GB, and 1.56 GiB did not (+0.2 %
+// The automatic limits. On an H200, 2 GiB each hid every copy of a step that saves 27 GB, and 1.56 GiB did not (+0.2 %
 // and +2.3 % of step time). The larger window is for steps that wait for copies: it has to take what arrives while
 // backward asks for nothing (Note [Before the first use] in stall_watch.h).
 constexpr std::uint64_t kShareOfStep = 12;
@@ -16,22 +16,22 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
 }  // namespace
 
-std::uint64_t StepBounds::stash() const { return stash_bytes_.value_or(share(kShareOfStep)); }
+std::uint64_t AdaptiveLimits::stash() const { return stash_bytes_.value_or(share(kShareOfStep)); }
 
-std::uint64_t StepBounds::stash(Tape& /*tape*/, std::uint32_t /*ordinal*/) const { return stash(); }
+std::uint64_t AdaptiveLimits::stash(Tape& /*tape*/, std::uint32_t /*ordinal*/) const { return stash(); }
 
-std::uint64_t StepBounds::window() const {
+std::uint64_t AdaptiveLimits::window() const {
   return window_bytes_.value_or(share(stall_watch_.steps_wait() ? kShareOfStepThatWaits : kShareOfStep));
 }
 
 // Not if the user has set the window.
-bool StepBounds::sources_beside_window() const { return !window_bytes_ && stall_watch_.steps_wait(); }
+bool AdaptiveLimits::sources_beside_window() const { return !window_bytes_ && stall_watch_.steps_wait(); }
 
-std::uint64_t StepBounds::share(std::uint64_t of_step) const {
+std::uint64_t AdaptiveLimits::share(std::uint64_t of_step) const {
   return std::max(2 * book_->largest_bytes(), std::min(book_->saved_bytes() / of_step, kMostBytes));
 }
 
-std::uint64_t PlannedBounds::stash(Tape& tape, std::uint32_t ordinal) const {
+std::uint64_t PlannedLimits::stash(Tape& tape, std::uint32_t ordinal) const {
   const std::shared_ptr<const Plan> plan = tape.plan();
   return plan == nullptr || ordinal >= plan->room.stash.after_save.size() ? 0 : plan->room.stash.after_save[ordinal];
 }

@@ -1,4 +1,4 @@
-#include "offload/residency/thread_steps.h"
+#include "offload/steps/thread_steps.h"
 
 #include <algorithm>
 #include <utility>

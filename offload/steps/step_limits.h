@@ -4,38 +4,30 @@
 #include <memory>
 #include <optional>
 
-#include "offload/residency/order_book.h"
-#include "offload/residency/stall_watch.h"
+#include "offload/residency/staging_limits.h"
+#include "offload/steps/order_book.h"
+#include "offload/steps/stall_watch.h"
 
 namespace ebb {
 
 class Tape;
 
-// How many bytes stash and window may hold. Two strategies: without a budget, and as a step's plan has it.
+// The limits as steps see them. Two strategies: without a budget, and as a step's plan has them.
 //
 // Threads: every member may be called from any thread.
-class Bounds {
+class StepLimits : public StagingLimits {
  public:
-  virtual ~Bounds() = default;
+  using StagingLimits::stash;
 
-  // Of sources whose copies out are under way.
-  [[nodiscard]] virtual std::uint64_t stash() const = 0;
-
-  // The same after the save of a step's storage. `ordinal`: as Candidate::ordinal.
+  // The limit of the stash after the save of a step's storage. `ordinal`: as Candidate::ordinal.
   [[nodiscard]] virtual std::uint64_t stash(Tape& tape, std::uint32_t ordinal) const = 0;
-
-  // Of what is prefetched.
-  [[nodiscard]] virtual std::uint64_t window() const = 0;
-
-  // Whether sources that are kept for backward take no room in the window.
-  [[nodiscard]] virtual bool sources_beside_window() const = 0;
 };
 
 // As the user has set them, or else shares of what steps save.
-class StepBounds final : public Bounds {
+class AdaptiveLimits final : public StepLimits {
  public:
-  StepBounds(std::optional<std::uint64_t> stash_bytes, std::optional<std::uint64_t> window_bytes,
-             std::shared_ptr<const OrderBook> book, const StallWatch& stall_watch)
+  AdaptiveLimits(std::optional<std::uint64_t> stash_bytes, std::optional<std::uint64_t> window_bytes,
+                 std::shared_ptr<const OrderBook> book, const StallWatch& stall_watch)
       : stash_bytes_(stash_bytes), window_bytes_(window_bytes), book_(std::move(book)), stall_watch_(stall_watch) {}
 
   [[nodiscard]] std::uint64_t stash() const override;
@@ -53,7 +45,7 @@ class StepBounds final : public Bounds {
 };
 
 // A step without a plan takes the least memory: one storage at a time.
-class PlannedBounds final : public Bounds {
+class PlannedLimits final : public StepLimits {
  public:
   [[nodiscard]] std::uint64_t stash() const override { return 0; }
   [[nodiscard]] std::uint64_t stash(Tape& tape, std::uint32_t ordinal) const override;

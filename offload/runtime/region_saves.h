@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "offload/residency/storage_table.h"
+#include "offload/steps/storage_table.h"
 
 namespace ebb {
 

@@ -1,4 +1,4 @@
-#include "offload/residency/storage_table.h"
+#include "offload/steps/storage_table.h"
 
 namespace ebb {
 

@@ -1,4 +1,4 @@
-#include "offload/autograd/exclusions.h"
+#include "offload/runtime/exclusions.h"
 
 #include <ATen/core/Tensor.h>
 

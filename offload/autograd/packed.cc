@@ -1,0 +1,60 @@
+#include "offload/autograd/packed.h"
+
+#include "offload/recompute/recipe_input.h"
+#include "offload/runtime/runtime.h"
+#include "offload/tensors/lent_tensor.h"
+#include "offload/tensors/put_off.h"
+
+namespace ebb {
+
+Packed::Packed(const at::Tensor& tensor, const Scope::Target& target, RegionSaves* region) {
+  Runtime& runtime = *target.runtime;
+  runtime.check_process();
+  PutOff::of_this_thread().start_finished();
+  if (const std::optional<Kept> reason = runtime.passed_through(tensor)) {
+    runtime.count_kept(*reason, tensor);
+    if (reason == Kept::kPolicy) {
+      held_.emplace(runtime.hold_passed_through(tensor.storage().nbytes()));
+    }
+    saved_.emplace(tensor);
+    return;
+  }
+  if (runtime.tier().captures()) {  // Note [CUDA graphs]
+    runtime.count_kept(Kept::kCaptured, tensor);
+    saved_.emplace(tensor);
+    return;
+  }
+  const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
+  const std::shared_ptr<Tape> step = target.scope->tape(target.runtime);
+  if (region != nullptr) {
+    saved_.emplace(tensor, runtime.keep(tensor, step, *region));
+    return;
+  }
+  const auto start = tensor.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
+  saved_.emplace(tensor, runtime.save(tensor, step, start));
+}
+
+Packed::~Packed() {
+  std::shared_ptr<Residency> residency;
+  if (anything_is_lent() && saved_->storage() != nullptr) {
+    residency = saved_->storage()->residency();
+  }
+  const void* const save = &*saved_;
+  saved_.reset();
+  held_.reset();
+  for (const c10::Storage& memory : sweep_lent_here(save)) {
+    if (residency != nullptr && !residency->forked()) {
+      residency->stash().release(memory);
+    }
+  }
+}
+
+at::Tensor Packed::unpack() {
+  if (hand_to_recipe(*saved_)) {
+    return saved_->shape();
+  }
+  sweep_lent_behind();  // before memory is asked for
+  return saved_->get();
+}
+
+}  // namespace ebb

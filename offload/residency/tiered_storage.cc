@@ -1,0 +1,440 @@
+#include "offload/residency/tiered_storage.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+
+#include "offload/base/log.h"
+#include "offload/residency/recipe.h"
+#include "offload/residency/residency.h"
+
+namespace ebb {
+
+// Note [Where bytes go]
+// from        to          by
+// kResident   kOffDevice  offload, evict: a copy out has been started; drop: there is a recipe
+// kOffDevice  kRestored   find: a copy in has been started, or the recipe has run; prefetch: the same copy, or the
+// source
+//                         where that is still there
+// kRestored   kOffDevice  release_locked: nobody needs the bytes for now; cancel_prefetch: nobody has asked for them; a
+//                         copy in that failed
+void TieredStorage::move_to_locked(State next) {
+  const bool legal = state_ == State::kOffDevice ? next == State::kRestored : next == State::kOffDevice;
+  TORCH_INTERNAL_ASSERT(legal, "ebb: a storage cannot go from state ", static_cast<int>(state_), " to ",
+                        static_cast<int>(next));
+  state_ = next;
+}
+
+TieredStorage::TieredStorage(std::shared_ptr<Residency> residency, c10::Storage source)
+    : residency_(std::move(residency)),
+      bytes_(source.nbytes()),
+      source_(source.getWeakStorageImpl()),
+      source_identity_(source.unsafeGetStorageImpl()),
+      source_data_(source.data()),
+      resident_(std::move(source)),
+      on_device_(std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_))),
+      source_lease_(on_device_) {}
+
+TieredStorage::~TieredStorage() {
+  if (deferred_) {
+    residency_->ledger().count_kept(Kept::kPutOff, bytes_);
+  }
+  if (evictable_) {
+    residency_->eviction_queue().remove(*evictable_);
+  }
+}
+
+std::uint64_t TieredStorage::stash_limit_bytes() const { return residency_->limits().stash(); }
+
+bool TieredStorage::source_is_as_saved_locked() const {
+  return resident_.nbytes() == bytes_ && resident_.data() == source_data_;
+}
+
+bool TieredStorage::source_has_changed() {
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kResident) {
+    return !source_is_as_saved_locked();
+  }
+  return state_ == State::kRestored && restored_->is_source() &&
+         was_swapped(*restored_->storage().unsafeGetStorageImpl());
+}
+
+void TieredStorage::may_be_evicted(c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  evictable_ = residency_->eviction_queue().add(weak_from_this(), stream);
+}
+
+bool TieredStorage::evict(c10::Stream stream) {
+  if (this == fetching_here()) {
+    return false;
+  }
+  Leaving leaving;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || state_ != State::kResident || deferred_ || resident_.use_count() != 1 ||
+        !source_is_as_saved_locked()) {
+      return false;
+    }
+    std::optional<Block> block = residency_->tier().try_acquire(bytes_);
+    if (!block) {
+      return false;
+    }
+    leaving = start_out_locked(*std::move(block), stream, Leaves::kLater);
+    if (evictable_) {
+      residency_->eviction_queue().remove(*std::exchange(evictable_, std::nullopt));
+    }
+  }
+  residency_->ledger().count_evicted(bytes_);
+  into_stash(std::move(leaving), stream, /*limit_bytes=*/0);
+  return true;
+}
+
+void TieredStorage::offload(Block block, c10::Stream stream) {
+  Leaving leaving;
+  {
+    const std::lock_guard lock(mutex_);
+    leaving = start_out_locked(std::move(block), stream, Leaves::kAtItsSave);
+  }
+  residency_->ledger().count_offloaded(bytes_);
+  into_stash(std::move(leaving), stream, stash_limit_bytes());
+}
+
+TieredStorage::Leaving TieredStorage::start_out_locked(Block block, c10::Stream stream, Leaves when) {
+  Tier& tier = residency_->tier();
+  // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
+  // writing (R3, R7 in docs/design.md).
+  tier.made(stream, source_data_, bytes_);
+  After after(WaitPoint::kOutAfterCompute, stream);
+  after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
+  leaves_locked(stream, when);  // before the copy starts: from then on nothing may fail
+  left_ = tier.copy_out(block, source_data_, after);
+  block.gate(WaitPoint::kOutGatesBlock, left_);
+  block_.emplace(std::move(block));
+  move_to_locked(State::kOffDevice);
+  return {std::exchange(resident_, {}), std::exchange(on_device_, nullptr), left_};
+}
+
+void TieredStorage::into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes) {
+  if (in_force(WaitPoint::kSourceInStash)) {
+    residency_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), std::move(leaving.left), stream,
+                             limit_bytes);
+  }
+}
+
+void TieredStorage::defer_offload(Block block, c10::Stream stream) {
+  const std::lock_guard lock(mutex_);
+  deferred_.emplace(DeferredCopy{std::move(block), stream});
+}
+
+void TieredStorage::offload_deferred() noexcept {
+  if (residency_->forked()) {
+    return;
+  }
+  bool captures = true;  // where that cannot be told, the storage stays
+  try {
+    captures = residency_->tier().captures();
+  } catch (...) {
+  }
+  std::optional<DeferredCopy> copy;
+  bool as_saved = false;  // else what the source holds now is what the saves get
+  {
+    const std::lock_guard lock(mutex_);
+    copy = std::exchange(deferred_, std::nullopt);
+    as_saved = source_is_as_saved_locked();
+  }
+  if (copy && as_saved && !captures) {
+    try {
+      offload(std::move(copy->block), copy->stream);
+      return;
+    } catch (...) {
+      log_warning("a copy out could not be started; the saved tensor stays on the device");
+    }
+  }
+  residency_->ledger().count_kept(Kept::kPutOff, bytes_);
+}
+
+void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
+  std::shared_ptr<Gauge::Lease> on_device;  // destroyed after what it counts, and that after the lock is released
+  c10::Storage source;
+  const std::lock_guard lock(mutex_);
+  recipe_ = std::move(recipe);
+  move_to_locked(State::kOffDevice);
+  source = std::exchange(resident_, {});
+  on_device = std::exchange(on_device_, nullptr);
+}
+
+int TieredStorage::recipe_depth() {
+  const std::lock_guard lock(mutex_);
+  return recipe_ == nullptr ? 0 : recipe_->depth();
+}
+
+// The storage that the calling thread has locked while it asks for device memory.
+const TieredStorage*& TieredStorage::fetching_here() {
+  thread_local const TieredStorage* fetching = nullptr;
+  return fetching;
+}
+
+// Of what has not left the device: Note [CUDA graphs] in packed.h.
+c10::Storage TieredStorage::get_for_capture_locked() const {
+  std::optional<c10::Storage> there = state_ == State::kResident ? std::optional(resident_) : live_source_locked();
+  TORCH_CHECK(there,
+              "ebb: backward is captured in a CUDA graph and asks for a tensor that was saved, and moved, before the "
+              "capture began. Capture forward and backward together, or put a NoOpGuard around that forward pass.");
+  return *std::move(there);
+}
+
+c10::Storage TieredStorage::find(c10::Stream stream, bool& device_is_full) {
+  while (true) {
+    try {
+      return try_find(stream);
+    } catch (const c10::OutOfMemoryError&) {
+      // In a recipe whoever asked first tries again, or each recipe inside another would double the tries.
+      if (Recipe::runs_here() || (residency_->evict(bytes_) == 0 && device_is_full)) {
+        throw;
+      }
+      device_is_full = true;
+    }
+  }
+}
+
+c10::Storage TieredStorage::try_find(c10::Stream stream) {
+  std::shared_ptr<Fetched> fetched;
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
+  c10::Storage storage;
+  {
+    const std::lock_guard lock(mutex_);
+    fetched = restored_on_locked(stream);
+    if (fetched == nullptr) {
+      if (std::optional<c10::Storage> known = handed_out_on_locked(stream)) {
+        storage = *std::move(known);
+      } else if (std::optional<c10::Storage> source = live_source_locked()) {
+        storage = *std::move(source);
+        lent_ = source_lease_.lock();
+      }
+      if (storage) {
+        residency_->ledger().counters().reused.add(bytes_);
+      } else if (recipe_ == nullptr) {
+        fetched = fetch_locked(stream, {});
+        unwanted = restore_locked(fetched);
+      }
+    }
+    if (fetched != nullptr) {
+      fetched->asked_for();
+    }
+  }
+  // The lock is released: on the CPU this may take as long as the disk does.
+  if (fetched != nullptr) {
+    return wait_for(fetched);
+  }
+  return storage ? storage : recompute(stream);
+}
+
+// The copy that work on `stream` may use: its own, for another stream may be behind or ahead of it (R4, R5 in
+// docs/design.md).
+std::shared_ptr<Fetched> TieredStorage::restored_on_locked(c10::Stream stream) const {
+  if (state_ != State::kRestored) {
+    return nullptr;
+  }
+  if (restored_->stream() == stream || !in_force(WaitPoint::kOwnStream)) {
+    return restored_;
+  }
+  const auto found = std::ranges::find(on_other_streams_, stream, &Fetched::stream);
+  return found == on_other_streams_.end() ? nullptr : *found;
+}
+
+// A prefetched copy for another stream, which nobody has asked for, makes place and is returned; a copy that was used
+// stays for the pending uses there.
+std::shared_ptr<Fetched> TieredStorage::restore_locked(std::shared_ptr<Fetched> fetched) {
+  if (state_ == State::kRestored && !restored_->is_guess()) {
+    on_other_streams_.push_back(std::move(fetched));
+    return nullptr;
+  }
+  if (state_ == State::kOffDevice) {
+    move_to_locked(State::kRestored);
+  }
+  return std::exchange(restored_, std::move(fetched));
+}
+
+// Note [Asked for again]
+std::optional<c10::Storage> TieredStorage::handed_out_on_locked(c10::Stream stream) const {
+  const auto found = std::ranges::find(handed_out_, stream, &HandedOut::stream);
+  if (found == handed_out_.end()) {
+    return std::nullopt;
+  }
+  c10::intrusive_ptr<c10::StorageImpl> storage = found->storage.lock();
+  if (!storage || storage->nbytes() != bytes_ || storage->data() != found->data ||
+      (Recipe::runs_here() && was_swapped(*storage))) {
+    return std::nullopt;
+  }
+  return c10::Storage(std::move(storage));
+}
+
+void TieredStorage::remember_locked(const c10::Storage& storage, c10::Stream stream) {
+  const auto known = std::ranges::find(handed_out_, stream, &HandedOut::stream);
+  HandedOut& entry = known != handed_out_.end()
+                         ? *known
+                         : handed_out_.emplace_back(HandedOut{storage.getWeakStorageImpl(), nullptr, stream});
+  if (entry.data != storage.data() || entry.storage.expired()) {
+    entry.storage = storage.getWeakStorageImpl();
+    entry.data = storage.data();
+  }
+}
+
+c10::Storage TieredStorage::run(Recipe& recipe) { return recipe.run(); }
+
+c10::Storage TieredStorage::recompute(c10::Stream stream) {
+  const std::lock_guard one_at_a_time(recompute_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (const std::shared_ptr<Fetched> restored = restored_on_locked(stream)) {  // by another thread, meanwhile
+      return restored->get();
+    }
+  }
+  const HostRange range(residency_->trace(), "recompute", bytes_);
+  c10::Storage made = run(*recipe_);
+  const c10::Storage storage = residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_);
+  residency_->ledger().counters().recomputed.add(bytes_);
+  auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  fetched->asked_for();
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
+  const std::lock_guard lock(mutex_);
+  unwanted = restore_locked(std::move(fetched));
+  return storage;
+}
+
+c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
+  try {
+    if (fetched->is_source()) {
+      residency_->ledger().counters().reused.add(bytes_);
+    }
+    return fetched->get();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    std::erase(on_other_streams_, fetched);  // whoever asks next tries again
+    if (restored_ == fetched) {
+      restored_ = nullptr;
+      if (on_other_streams_.empty()) {
+        move_to_locked(State::kOffDevice);
+      } else {
+        restored_ = std::move(on_other_streams_.back());
+        on_other_streams_.pop_back();
+      }
+    }
+    throw;
+  }
+}
+
+// Room for a fetch of so many bytes more on the device.
+bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
+  if (!held_bytes) {
+    return residency_->window().try_hold(bytes_, residency_->limits().window(), room);
+  }
+  if (residency_->ledger().storages_on_device() + bytes > *held_bytes) {
+    return false;
+  }
+  room = residency_->window().hold(bytes_);
+  return true;
+}
+
+bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kOffDevice) {
+    return true;
+  }
+  const c10::Stream stream = residency_->tier().current_stream();
+  if (std::optional<c10::Storage> source = live_source_locked()) {
+    // Where steps wait for copies, what the stash still has takes no room in the window: it would fill the window, and
+    // no copy would start.
+    const std::uint64_t more = source_lease_.expired() ? bytes_ : 0;  // if others have it, it would go without ebb
+    const bool beside_window = !held_bytes && residency_->limits().sources_beside_window();
+    Gauge::Lease room;
+    if (beside_window ? !residency_->retained().try_hold(bytes_, residency_->limits().stash(), room)
+                      : !take_room(more, held_bytes, room)) {
+      return beside_window;  // somebody else has it: perhaps for long enough
+    }
+    restored_ = std::make_shared<Fetched>(residency_->tier(), *std::move(source), Ticket{}, stream,
+                                          device_lease_locked(), std::move(room));
+  } else if (handed_out_on_locked(stream)) {  // the program has it, and an unpack finds it
+    return true;
+  } else {
+    Gauge::Lease window;
+    if (!take_room(bytes_, held_bytes, window)) {
+      return false;
+    }
+    try {
+      const Residency::FetchingAhead here;
+      restored_ = fetch_locked(stream, std::move(window));
+    } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
+      return false;
+    }
+  }
+  move_to_locked(State::kRestored);
+  return true;
+}
+
+void TieredStorage::cancel_prefetch() {
+  std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
+  if (this == fetching_here()) {
+    return;
+  }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock && state_ == State::kRestored && restored_->is_guess()) {
+    unwanted = std::exchange(restored_, nullptr);
+    move_to_locked(State::kOffDevice);
+  }
+}
+
+TieredStorage::DeviceCopies TieredStorage::release_locked() noexcept {
+  DeviceCopies unwanted{.restored = nullptr, .on_other_streams = std::exchange(on_other_streams_, {})};
+  if (state_ == State::kRestored) {
+    move_to_locked(State::kOffDevice);
+    lent_ = restored_->is_source() ? source_lease_.lock() : nullptr;
+    unwanted.restored = std::exchange(restored_, nullptr);
+  }
+  return unwanted;
+}
+
+// `storage` is the source, in other memory than when it was saved.
+bool TieredStorage::was_swapped(const c10::StorageImpl& storage) const {
+  return &storage == source_identity_ && storage.data() != source_data_;
+}
+
+// The source, if somebody still has it. Without hooks backward, too, would read what memory it has by now; a recipe
+// takes what was saved.
+std::optional<c10::Storage> TieredStorage::live_source_locked() const {
+  c10::intrusive_ptr<c10::StorageImpl> source = source_.lock();
+  if (!source || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
+    return std::nullopt;
+  }
+  return c10::Storage(std::move(source));
+}
+
+std::shared_ptr<Gauge::Lease> TieredStorage::device_lease_locked() {
+  std::shared_ptr<Gauge::Lease> lease = source_lease_.lock();
+  return lease != nullptr ? lease : std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_));
+}
+
+std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::Lease window) {
+  Tier& tier = residency_->tier();
+  fetching_here() = this;
+  const auto over = c10::make_scope_exit([] { fetching_here() = nullptr; });
+  c10::DataPtr data = tier.allocate(bytes_);
+  void* const memory = data.get();
+  // All that may fail comes before the copy starts.
+  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
+  auto fetched = std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
+  // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
+  // written (R2).
+  After after(WaitPoint::kInAfterMemory, stream);
+  after.add(WaitPoint::kInAfterOut, left_);
+  Ticket arrived = tier.copy_in(memory, *block_, after);
+  fetched->arrives(arrived);
+  block_->gate(WaitPoint::kInGatesBlock, arrived);
+  residency_->ledger().counters().fetched.add(bytes_);
+  return fetched;
+}
+
+}  // namespace ebb

@@ -1,0 +1,58 @@
+#include "offload/runtime/decider.h"
+
+#include <utility>
+
+#include <torch/csrc/autograd/function.h>
+
+#include "offload/recompute/graph_recipe.h"
+#include "offload/residency/residency.h"
+#include "offload/steps/steps.h"
+#include "offload/steps/tape.h"
+
+namespace ebb {
+
+Decider::Decider(std::shared_ptr<Policy> policy, Steps& steps, Residency& residency)
+    : policy_(std::move(policy)),
+      steps_(steps),
+      residency_(residency),
+      needs_operation_(policy_->needs_operation()),
+      needs_recipes_(policy_->needs_recompute()),
+      least_bytes_(policy_->least_bytes()) {}
+
+Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe) {
+  Candidate candidate;
+  candidate.bytes = tensor.storage().nbytes();
+  std::string operation;
+  if (needs_operation_) {
+    if (const auto& grad_fn = tensor.grad_fn()) {
+      operation = grad_fn->name();
+    }
+    candidate.operation = operation;
+  }
+  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
+  Decision decision{};
+  {
+    const std::lock_guard lock(policy_mutex_);
+    decision = ask_locked(candidate, step);
+    enter_locked(tensor, saved, step, recipe, candidate);
+  }
+  decided(step, static_cast<std::uint32_t>(candidate.ordinal));
+  return decision;
+}
+
+Decision Decider::ask_locked(Candidate& candidate, Tape& step) {
+  candidate.ordinal = step.next_candidate();
+  if (candidate.ordinal == 0) {
+    if (steps_.book().take_dropped()) {
+      policy_->drop_step();
+    }
+    policy_->begin_step();
+    ++residency_.ledger().counters().steps;
+    step_begins_locked(step);
+  }
+  const Decision decision = policy_->decide(candidate);
+  decided_locked(step);
+  return decision;
+}
+
+}  // namespace ebb

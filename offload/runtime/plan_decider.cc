@@ -1,0 +1,161 @@
+#include "offload/runtime/plan_decider.h"
+
+#include <cstdint>
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+
+#include "offload/base/log.h"
+#include "offload/planning/step_recorder.h"
+#include "offload/recompute/graph_recipe.h"
+#include "offload/residency/residency.h"
+#include "offload/steps/saved_storage.h"
+#include "offload/steps/steps.h"
+#include "offload/tensors/saved_tensor.h"
+
+namespace ebb {
+namespace {
+
+// What a recipe takes, as far as that is of the same recorded step.
+std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const GraphRecipe* recipe) {
+  std::vector<std::uint32_t> inputs;
+  if (recipe != nullptr) {
+    for (const auto& input : recipe->inputs()) {
+      const SavedStorage* const storage = input == nullptr ? nullptr : input->storage();
+      if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
+        inputs.push_back(*index);
+      }
+    }
+  }
+  return inputs;
+}
+
+}  // namespace
+
+PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<Planning> planning, Steps& steps,
+                         Residency& residency)
+    : Decider(std::move(policy), steps, residency), planning_(std::move(planning)) {}
+
+PlanDecider::~PlanDecider() = default;
+
+void PlanDecider::found_no_room(Tape& step, std::uint64_t bytes) {
+  if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
+    log_warning("a plan has " + human_bytes(bytes) +
+                " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
+                "exceeded");
+  }
+}
+
+bool PlanDecider::backward_begins(Tape& step) {
+  const bool others_in_use = steps().in_backward_here() > 0;
+  const std::shared_ptr<StepRecorder> recorder = step.recorder();
+  if (recorder != nullptr) {
+    recorder->backward_begins();
+  }
+  const std::shared_ptr<const Plan> plan = step.plan();
+  if (plan != nullptr) {
+    const StepRecorder::Detour detour(recorder.get());
+    residency().stash().shrink_to(plan->room.stash.in_backward);
+  }
+  return plan != nullptr && !others_in_use;
+}
+
+void PlanDecider::backward_is_over(Tape& step, bool failed) {
+  const std::shared_ptr<StepRecorder> recorder = step.recorder();
+  if (recorder == nullptr) {
+    return;
+  }
+  if (failed) {  // what the recorder has seen is not a step
+    recorder->give_up();
+    return;
+  }
+  if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: it waits for the device
+    const std::lock_guard lock(policy_mutex_);
+    planning_->learn(step.plan(), *recorder, *record);
+  }
+}
+
+std::optional<PlanReport> PlanDecider::plan_report() {
+  const std::lock_guard lock(policy_mutex_);
+  return planning_->report();
+}
+
+std::string PlanDecider::explain() {
+  const std::lock_guard lock(policy_mutex_);
+  return planning_->explain();
+}
+
+void PlanDecider::step_begins_locked(Tape& step) {
+  step.record_by(planning_->step_begun());
+  step.follow(nullptr);
+}
+
+void PlanDecider::decided_locked(Tape& step) {
+  if (std::shared_ptr<const Plan> plan = planning_->plan(); plan != step.plan()) {
+    auto recorder = planning_->follows(plan);  // may throw: then nothing is followed
+    step.follow(std::move(plan));
+    if (recorder) {
+      step.record_by(*std::move(recorder));
+    }
+  }
+}
+
+void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe,
+                               const Candidate& candidate) {
+  const std::shared_ptr<StepRecorder> recorder = step.recorder();
+  std::uint32_t index = 0;
+  if (recorder != nullptr) {
+    index = recorder->saved(tensor.storage(), candidate.recompute, inputs_in(*recorder, recipe), saved.held_by_ebb());
+  }
+  saved.enter_step(static_cast<std::uint32_t>(candidate.ordinal), recorder, index);
+}
+
+// The stash shrinks to what the plan has room for after the candidate.
+void PlanDecider::decided(Tape& step, std::uint32_t ordinal) {
+  if (step.plan() != nullptr) {
+    const std::shared_ptr<StepRecorder> recorder = step.recorder();
+    const StepRecorder::Detour detour(recorder.get());
+    residency().stash().shrink_to(steps().limits().stash(step, ordinal));
+  }
+}
+
+std::optional<Decider::RegionsPlace> PlanDecider::region_begins(const std::vector<at::Tensor>& inputs, Tape& step) {
+  Candidate candidate;
+  candidate.region = true;
+  candidate.operation = "ebb::checkpoint";
+  candidate.recompute = Recompute::kComputeBound;
+  std::vector<std::shared_ptr<SavedStorage>> saved;  // of the inputs, as far as they are saved
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      saved.push_back(steps().table().find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter())));
+    }
+  }
+  const RegionsPlace place = [&] {
+    const std::lock_guard lock(policy_mutex_);
+    return enter_region_locked(candidate, saved, step);
+  }();
+  decided(step, static_cast<std::uint32_t>(candidate.ordinal));
+  return place;
+}
+
+Decider::RegionsPlace PlanDecider::enter_region_locked(Candidate& candidate,
+                                                       const std::vector<std::shared_ptr<SavedStorage>>& inputs,
+                                                       Tape& step) {
+  step.began();
+  auto ended = c10::make_scope_exit([&step] { step.ended(); });  // for a region that the policy refuses
+  RegionsPlace place{ask_locked(candidate, step) == Decision::kKeep, step.recorder(), 0,
+                     static_cast<std::uint32_t>(candidate.ordinal)};
+  if (place.recorder != nullptr) {
+    std::vector<std::uint32_t> indices;
+    for (const std::shared_ptr<SavedStorage>& input : inputs) {
+      if (const auto index = input == nullptr ? std::nullopt : input->index_in(*place.recorder)) {
+        indices.push_back(*index);
+      }
+    }
+    place.index = place.recorder->region_begins(std::move(indices));
+  }
+  ended.release();
+  return place;
+}
+
+}  // namespace ebb

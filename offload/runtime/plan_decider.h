@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "offload/planning/planning.h"
+#include "offload/runtime/decider.h"
+
+namespace ebb {
+
+// Under a budget steps are recorded, a plan is made from the records, and the plan decides.
+//
+// Threads: as Decider.
+class PlanDecider final : public Decider {
+ public:
+  // `policy`: the one that the planning is about.
+  PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<Planning> planning, Steps& steps, Residency& residency);
+  ~PlanDecider() override;
+
+  [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
+    return DeviceAccount::Held::What::kPassedThroughBesidePlan;
+  }
+
+  // Warns once: the budget may then be exceeded.
+  void found_no_room(Tape& step, std::uint64_t bytes) override;
+
+  [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs, Tape& step) override;
+
+  // The streams wait for copies out as the plan says. Copies in start at once where there is a plan, but never while
+  // another of the thread's steps is in use, which needs the window.
+  [[nodiscard]] bool backward_begins(Tape& step) override;
+  void backward_is_over(Tape& step, bool failed) override;
+
+  [[nodiscard]] std::string explain() override;
+  [[nodiscard]] std::optional<PlanReport> plan_report() override;
+
+  // None: recorded steps move whatever they can, and the others what the budget asks for.
+  [[nodiscard]] std::vector<std::string> warnings(const Stats& /*stats*/) override { return {}; }
+
+ private:
+  void step_begins_locked(Tape& step) override;
+  void decided_locked(Tape& step) override;
+  void enter_locked(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe,
+                    const Candidate& candidate) override;
+  void decided(Tape& step, std::uint32_t ordinal) override;
+  [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,
+                                                 const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& step);
+
+  const std::unique_ptr<Planning> planning_;
+  std::atomic<bool> warned_of_no_room_{false};
+};
+
+}  // namespace ebb

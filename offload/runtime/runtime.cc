@@ -1,0 +1,196 @@
+#include "offload/runtime/runtime.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/base/log.h"
+#include "offload/device_meter.h"
+#include "offload/planning/planning.h"
+#include "offload/recompute/graph_recipe.h"
+#include "offload/report/summary.h"
+#include "offload/runtime/plan_decider.h"
+#include "offload/runtime/policy_decider.h"
+#include "offload/runtime/region_saves.h"
+#include "offload/tensors/lent_tensor.h"
+#include "offload/tensors/put_off.h"
+#include "streams/base/system_memory.h"
+
+namespace ebb {
+namespace {
+
+DeviceMeter meter(const Options& options, const Tier& tier) {
+  return options.device_meter || !tier.device().is_cuda() ? options.device_meter : cuda_meter(tier.device());
+}
+
+std::unique_ptr<Decider> make_decider(const Options& options, std::shared_ptr<Planned> planned, Steps& steps,
+                                      Residency& residency) {
+  if (planned == nullptr) {
+    return std::make_unique<PolicyDecider>(options.policy, steps, residency);
+  }
+  auto planning = std::make_unique<Planning>(
+      std::move(planned), residency.shared_tier(), residency.ledger().account(), meter(options, residency.tier()),
+      options.device_budget_is_a_wish ? Planning::Unmet::kWarn : Planning::Unmet::kThrow);
+  return std::make_unique<PlanDecider>(options.policy, std::move(planning), steps, residency);
+}
+
+std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+
+}  // namespace
+
+Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace,
+                 std::shared_ptr<Planned> planned)
+    : options_(std::move(options)),
+      steps_(
+          {.planned = planned != nullptr, .stash_bytes = options_.stash_bytes, .window_bytes = options_.window_bytes}),
+      residency_({.record_timeline = options_.record_timeline, .free_unused = &free_unused_lent}, steps_.limits(),
+                 steps_, std::move(tier), std::move(trace)),
+      decider_(make_decider(options_, std::move(planned), steps_, residency_)),
+      exclusions_(residency_.tier().device()) {}
+
+void Runtime::log_summary() noexcept {
+  if (residency_.ledger().counters().steps < kEnoughSteps) {
+    return;
+  }
+  try {
+    const Stats now = residency_.stats();
+    log_info(summary(now));
+    for (const std::string& warning : decider_->warnings(now)) {
+      log_warning(warning);
+    }
+  } catch (...) {  // no memory for it, or a logger that throws
+  }
+}
+
+std::vector<TraceSpan> Runtime::take_trace() {
+  if (residency_.trace() == nullptr) {
+    return {};
+  }
+  tier().update_trace();
+  return residency_.trace()->take();
+}
+
+std::optional<Kept> Runtime::passed_through(const at::Tensor& tensor) {
+  const std::optional<Kept> never_moved = exclusions_.reason(tensor);
+  return never_moved || storage_bytes(tensor) >= decider_->least_bytes() ? never_moved : Kept::kPolicy;
+}
+
+void Runtime::count_kept(Kept reason, const at::Tensor& tensor) {
+  const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
+  residency_.ledger().expect_request(bytes);
+  residency_.ledger().counters().saved.add(bytes);
+  residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
+}
+
+Runtime::Entry Runtime::enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& step) {
+  const c10::Storage& storage = tensor.storage();
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  Entry entry;
+  entry.saved = table.find_or_insert(
+      storage, VersionId(version),
+      [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version); },
+      entry.is_new);
+  return entry;
+}
+
+void Runtime::count_save(const SavedStorage& saved, bool is_new) {
+  Counters& counters = residency_.ledger().counters();
+  counters.saved.add(saved.bytes());
+  if (!is_new) {
+    counters.deduplicated.add(saved.bytes());
+  }
+}
+
+std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& step, Start start) {
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const auto [saved, is_new] = enter(steps_.table(), tensor, step);
+  if (is_new) {
+    place(saved, tensor, *step, start);
+  }
+  count_save(*saved, is_new);
+  return saved;
+}
+
+std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+                                            RegionSaves& region) {
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
+  if (std::shared_ptr<SavedStorage> known = steps_.table().find(tensor.storage(), version)) {
+    count_save(*known, /*is_new=*/false);
+    return known;
+  }
+  const auto [saved, is_new] = enter(region.table, tensor, step);
+  if (is_new) {
+    saved->enter_step(region.ordinal, nullptr, 0);
+    stay(*saved, Kept::kPolicy);
+  }
+  count_save(*saved, is_new);
+  return saved;
+}
+
+void Runtime::stay(SavedStorage& saved, Kept reason) {
+  saved.stays();
+  residency_.ledger().count_kept(reason, saved.bytes());
+  if (reason == Kept::kPolicy && options_.evict_when_out_of_memory) {
+    saved.may_be_evicted(tier().current_stream());
+  }
+}
+
+void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& step, Start start) {
+  const std::uint64_t bytes = saved->bytes();
+  std::unique_ptr<GraphRecipe> recipe = decider_->needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
+  const Decision decision = decider_->decide(tensor, *saved, step, recipe.get());
+  if (decision == Decision::kRecompute && recipe != nullptr) {
+    residency_.ledger().count_dropped(bytes);
+    saved->drop(std::move(recipe));
+    return;
+  }
+  if (decision != Decision::kOffload) {
+    stay(*saved, Kept::kPolicy);
+    return;
+  }
+  check_window(bytes);
+  std::optional<Block> block = tier().try_acquire(bytes);
+  warn_if_host_memory_is_short();
+  if (!block) {
+    stay(*saved, Kept::kNoRoom);
+    decider_->found_no_room(step, bytes);
+    return;
+  }
+  if (start == Start::kNow) {
+    saved->offload(*std::move(block), tier().current_stream());
+  } else {
+    saved->stays();
+    saved->defer_offload(*std::move(block), tier().current_stream());
+    PutOff::of_this_thread().add(saved);
+  }
+}
+
+void Runtime::check_window(std::uint64_t bytes) const {
+  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
+              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
+              ": it could never be fetched ahead. Set the window to at least the largest tensor's bytes, or keep such "
+              "tensors by a policy or a NoOpGuard.");
+}
+
+// Reading the kernel's figures takes tens of microseconds, so only when the pool has asked the system for more.
+void Runtime::warn_if_host_memory_is_short() {
+  const PoolStats pool = tier().pool_stats();
+  const std::uint64_t asked = pool.growths + pool.refusals;
+  if (asked_system_.exchange(asked) == asked || warned_of_host_memory_) {
+    return;
+  }
+  const SystemMemory memory = read_system_memory();
+  const double used = 1.0 - static_cast<double>(memory.available_bytes) / static_cast<double>(memory.total_bytes);
+  if (used <= options_.host_memory_warning || warned_of_host_memory_.exchange(true)) {
+    return;
+  }
+  log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
+              " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
+              " are available; saves hold " + human_bytes(pool.capacity_bytes) +
+              (tier().device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
+}
+
+}  // namespace ebb

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/options.h"
+#include "offload/report/device_account.h"
+#include "offload/residency/residency.h"
+#include "offload/runtime/decider.h"
+#include "offload/runtime/exclusions.h"
+#include "offload/steps/saved_storage.h"
+#include "offload/steps/steps.h"
+#include "streams/base/tier.h"
+#include "streams/base/trace.h"
+
+namespace ebb {
+
+class Planned;
+struct RegionSaves;
+
+// What an Offloader owns, and what the saves made under its guards keep alive after it: the decider, the steps, and the
+// residency of their storages. Always held by a std::shared_ptr; one made by make_shared_unless_forked if the process
+// may fork.
+//
+// Threads: every member may be called from any thread.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  // `options` must be valid, with device and policy filled in.
+  // `trace`: as it was given to the tier; null for none. `planned`: Options::policy, where a budget is set; else null.
+  Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr,
+          std::shared_ptr<Planned> planned = nullptr);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  [[nodiscard]] Steps& steps() { return steps_; }
+  [[nodiscard]] Residency& residency() { return residency_; }
+  [[nodiscard]] Decider& decider() { return *decider_; }
+  [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
+
+  // The pointer keeps all of this alive.
+  [[nodiscard]] std::shared_ptr<Residency> shared_residency() { return {shared_from_this(), &residency_}; }
+
+  void check_process() const { residency_.check_process(); }
+  [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
+  [[nodiscard]] Tier& tier() { return residency_.tier(); }
+
+  // Why a save of `tensor` is passed through; nullopt where its storage may move.
+  [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
+
+  // Counts a save that passes through. `tensor` need not have a storage.
+  void count_kept(Kept reason, const at::Tensor& tensor);
+
+  // Counts bytes of a save that is passed through as held on the device until the result is destroyed, which may be
+  // after this.
+  [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
+    return {residency_.ledger().account(), bytes, decider_->passed_through()};
+  }
+
+  // When the copy of a newly saved storage starts.
+  enum class Start : std::uint8_t {
+    kNow,
+    kWhenFilled,  // the operation that saves it may have yet to fill it: Note [Saved before it is filled] in put_off.h
+  };
+
+  // Saves a movable tensor's storage: finds the copy that exists, or has the decider decide and starts one.
+  // Throws what the decider throws, c10::Error for a storage larger than a window that was set, and what the tier
+  // throws that cannot start the copy. The save is then as if it had not been made.
+  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+                                                   Start start = Start::kNow);
+
+  // Saves the storage of a tensor that the checkpointed region saves which runs now, and which a plan keeps. The
+  // storage stays, and nobody is asked, unless it is saved already. Storages in `region` are unknown outside of it,
+  // where the policy is asked as if the region had run again.
+  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+                                                   RegionSaves& region);
+
+  [[nodiscard]] std::vector<TraceSpan> take_trace();
+
+  // At the Offloader's end.
+  void log_summary() noexcept;
+
+ private:
+  struct Entry {
+    std::shared_ptr<SavedStorage> saved;
+    bool is_new = false;
+  };
+  Entry enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& step);
+  void count_save(const SavedStorage& saved, bool is_new);
+  void stay(SavedStorage& saved, Kept reason);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& step, Start start);
+  void check_window(std::uint64_t bytes) const;
+  void warn_if_host_memory_is_short();
+
+  const Options options_;
+  Steps steps_;
+  Residency residency_;
+  const std::unique_ptr<Decider> decider_;
+  Exclusions exclusions_;
+
+  std::atomic<std::uint64_t> asked_system_{0};
+  std::atomic<bool> warned_of_host_memory_{false};
+};
+
+}  // namespace ebb
