@@ -8,13 +8,13 @@
 namespace ebb {
 
 Evictable::Id Evictable::add(std::weak_ptr<Evictee> storage, c10::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
   return next_++;
 }
 
 void Evictable::remove(Id id) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   entries_.erase(id);
 }
 
@@ -23,7 +23,7 @@ void Evictable::evict(const std::function<bool()>& enough) {
     std::shared_ptr<Evictee> storage;
     std::optional<c10::Stream> stream;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for (auto entry = entries_.lower_bound(next); entry != entries_.end() && storage == nullptr; ++entry) {
         storage = entry->second.storage.lock();
         stream = entry->second.stream;
