@@ -211,13 +211,13 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
 }
 
 std::size_t Region::add(const at::Tensor& saved) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   saves_.push_back({saved.sizes().vec(), saved.scalar_type()});
   return saves_.size() - 1;
 }
 
 void Region::collect(const at::Tensor& saved) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   TORCH_CHECK(
       next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
       "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
@@ -232,7 +232,8 @@ void Region::collect(const at::Tensor& saved) {
 // Undefined if it is not there.
 at::Tensor Region::find(std::size_t place) {
   at::Tensor tensor;  // where the check fails, destroyed after the lock is released
-  const auto lock = process_.lock(mutex_, kWhat);
+  process_.lock(mutex_, kWhat);
+  const MutexLock lock(mutex_, std::adopt_lock);
   const bool is_new = place < collected_.size() && collected_[place];
   tensor = is_new ? *collected_[place] : saves_[place].taken.recall();
   if (!tensor.defined()) {
@@ -253,7 +254,8 @@ at::Tensor Region::take(std::size_t place) {
   if (planned_ != nullptr) {
     planned_->needed();
   }
-  const auto one_at_a_time = process_.lock(run_mutex_, kWhat);
+  process_.lock(run_mutex_, kWhat);
+  const MutexLock one_at_a_time(run_mutex_, std::adopt_lock);
   at::Tensor tensor = find(place);  // if another thread has run it meanwhile
   if (!tensor.defined()) {
     run_again();
@@ -267,12 +269,12 @@ at::Tensor Region::take(std::size_t place) {
 
 void Region::drop(std::size_t place) {
   std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
-  std::unique_lock lock(mutex_, std::defer_lock);
   if (!process_.forked()) {
-    lock.lock();
-  } else if (!lock.try_lock()) {  // nobody will ever release it
+    mutex_.lock();
+  } else if (!mutex_.try_lock()) {  // nobody will ever release it
     return;
   }
+  const MutexLock lock(mutex_, std::adopt_lock);
   saves_[place].alive = false;
   saves_[place].taken = {};
   if (place < collected_.size()) {
@@ -294,7 +296,7 @@ void Region::run_again() {
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     next_ = 0;
     collected_.resize(saves_.size());
   }
@@ -316,7 +318,7 @@ std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
     }
   }
   std::uint64_t bytes = 0;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const std::optional<at::Tensor>& each : collected_) {
     if (each && planned_->may_move(*each) && seen.insert(each->storage().unsafeGetStorageImpl()).second) {
       bytes += each->storage().nbytes();

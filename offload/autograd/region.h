@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/remembered_tensor.h"
 #include "offload/tensors/version_check.h"
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -62,7 +62,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
  private:
   [[nodiscard]] at::Tensor find(std::size_t place);
-  void run_again();  // LOCK: run_mutex_
+  void run_again() EBB_REQUIRES(run_mutex_);
   [[nodiscard]] std::uint64_t collected_bytes(const std::vector<at::Tensor>& inputs);
 
   struct Save {
@@ -98,11 +98,11 @@ class Region : public std::enable_shared_from_this<Region> {
   bool draws_ = true;  // random numbers. Set at the end of the first run
   std::atomic<bool> first_run_is_over_{false};
 
-  std::mutex run_mutex_;  // taken before mutex_; held over the function's second run
-  std::mutex mutex_;
-  std::vector<Save> saves_;                           // LOCK: mutex_, as all below. Of the first run
-  std::vector<std::optional<at::Tensor>> collected_;  // of the second one's
-  std::size_t next_ = 0;                              // place of the second run's next save
+  Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
+  Mutex mutex_;
+  std::vector<Save> saves_ EBB_GUARDED_BY(mutex_);                           // of the first run
+  std::vector<std::optional<at::Tensor>> collected_ EBB_GUARDED_BY(mutex_);  // of the second run
+  std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;                              // place of the second run's next save
 };
 
 }  // namespace ebb

@@ -19,6 +19,7 @@ std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Runtime> runtime) {
   drop_ended();
   std::shared_ptr<Scope> scope(new Scope(std::move(runtime)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
+  const LockUnlessForked locked(scope->process_, scope->mutex_);
   scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
   return scope;
 }
@@ -26,7 +27,7 @@ std::shared_ptr<Scope> Scope::enter(std::shared_ptr<Runtime> runtime) {
 void Scope::flush() {
   std::shared_ptr<Runtime> runtime;
   {
-    const auto locked = lock();
+    const LockUnlessForked locked(process_, mutex_);
     runtime = runtime_;
   }
   if (runtime != nullptr && !runtime->forked()) {
@@ -38,7 +39,7 @@ void Scope::leave() {
   std::shared_ptr<Runtime> runtime;  // destroyed, as is the tape, after the lock is released
   std::shared_ptr<Tape> tape;
   {
-    const auto locked = lock();
+    const LockUnlessForked locked(process_, mutex_);
     ended_ = true;
     runtime = std::exchange(runtime_, nullptr);
     tape = std::exchange(tape_, nullptr);
@@ -54,12 +55,12 @@ void Scope::take_from_below_the_top() {
     return;
   }
   const auto [below, around, with_it] = [this] {
-    const auto locked = lock();
+    const LockUnlessForked locked(process_, mutex_);
     return std::tuple(below_, around_, with_it_);
   }();
   const std::shared_ptr<Scope> kept = top->shared_from_this();
   Stack former;  // destroyed after the lock is released
-  const auto locked = kept->lock();
+  const LockUnlessForked locked(kept->process_, kept->mutex_);
   if (kept->ended_ || kept->around_ != this || c10::ThreadLocalDebugInfo::current().get() != kept->with_it_ ||
       kept->below_.get() != with_it) {
     return;
@@ -76,7 +77,7 @@ void Scope::drop_ended() {
   for (Scope* top = innermost(); top != nullptr; top = innermost()) {
     Stack below;
     {
-      const auto locked = top->lock();
+      const LockUnlessForked locked(top->process_, top->mutex_);
       if (!top->ended_ || c10::ThreadLocalDebugInfo::current().get() != top->with_it_) {
         return;
       }
@@ -86,14 +87,9 @@ void Scope::drop_ended() {
   }
 }
 
-// Not in a forked child, which has one thread: another one may have held the mutex when it was forked off.
-std::unique_lock<std::mutex> Scope::lock() {
-  return process_.forked() ? std::unique_lock(mutex_, std::defer_lock) : std::unique_lock(mutex_);
-}
-
 Scope::Target Scope::current() {
   for (Scope* scope = innermost(); scope != nullptr;) {
-    const auto locked = scope->lock();
+    const LockUnlessForked locked(scope->process_, scope->mutex_);
     if (!scope->ended_) {
       return {scope->runtime_, scope};
     }
@@ -105,9 +101,10 @@ Scope::Target Scope::current() {
 std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Runtime>& runtime) {
   // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
   // (create_graph, recomputation) stays with the step that it serves.
-  const auto is_present = [this] { return tape_ != nullptr && (!tape_->in_use() || in_backward()); };
+  const auto is_present = [this]()
+                              EBB_REQUIRES(mutex_) { return tape_ != nullptr && (!tape_->in_use() || in_backward()); };
   {
-    const auto locked = lock();
+    const LockUnlessForked locked(process_, mutex_);
     if (!ended_ && is_present()) {
       return tape_;
     }
@@ -115,7 +112,7 @@ std::shared_ptr<Tape> Scope::tape(const std::shared_ptr<Runtime>& runtime) {
   // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
   std::shared_ptr<Tape> next = runtime->steps().of_this_thread();
   EarlyFetch::expect(runtime, next);
-  const auto locked = lock();
+  const LockUnlessForked locked(process_, mutex_);
   if (ended_) {  // since this save began, on another thread
     return next;
   }

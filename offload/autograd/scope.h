@@ -1,10 +1,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -59,17 +59,16 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   static Scope* innermost();
   static void drop_ended();
   void take_from_below_the_top();
-  [[nodiscard]] std::unique_lock<std::mutex> lock();
 
   const ProcessMark process_;
-  std::mutex mutex_;
-  Stack below_;                                         // the thread's stack without this scope. LOCK: mutex_, as all
-                                                        // below
-  Scope* around_;                                       // the innermost one in there
-  const c10::ThreadLocalDebugInfo* with_it_ = nullptr;  // the stack with this scope on top. Only to compare
-  bool ended_ = false;
-  std::shared_ptr<Runtime> runtime_;  // until the end
-  std::shared_ptr<Tape> tape_;
+  Mutex mutex_;
+  Stack below_ EBB_GUARDED_BY(mutex_);    // the thread's stack without this scope
+  Scope* around_ EBB_GUARDED_BY(mutex_);  // the innermost scope in there
+  // The stack with this scope on top. Only to compare.
+  const c10::ThreadLocalDebugInfo* with_it_ EBB_GUARDED_BY(mutex_) = nullptr;
+  bool ended_ EBB_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Runtime> runtime_ EBB_GUARDED_BY(mutex_);  // until the end
+  std::shared_ptr<Tape> tape_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

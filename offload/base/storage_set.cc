@@ -18,7 +18,7 @@ void StorageSet::insert(const c10::Storage& storage) {
   if (contains(storage)) {
     return;
   }
-  const std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (members_.size() >= next_cleaning_) {
     forget_the_dead();
   }
@@ -39,7 +39,7 @@ bool StorageSet::contains(const c10::Storage& storage) const {
   if (entry == address_of(identity)) {
     return true;
   }
-  const std::shared_lock lock(mutex_);
+  const SharedLock lock(mutex_);
   return members_.find(identity) != members_.end();
 }
 

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include <c10/core/Storage.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -34,12 +34,12 @@ class StorageSet {
   static constexpr std::size_t kEntries = 4096;
   [[nodiscard]] static std::size_t entry_of(Identity identity);
 
-  void forget_the_dead();
+  void forget_the_dead() EBB_REQUIRES(mutex_);
 
-  std::array<std::atomic<std::uintptr_t>, kEntries> entries_{};  // LOCK: mutex_ to write
-  mutable std::shared_mutex mutex_;
-  std::unordered_map<Identity, c10::weak_intrusive_ptr<c10::StorageImpl>> members_;  // LOCK: mutex_
-  std::size_t next_cleaning_ = 1024;                                                 // LOCK: mutex_
+  std::array<std::atomic<std::uintptr_t>, kEntries> entries_{};  // written under mutex_
+  mutable SharedMutex mutex_;
+  std::unordered_map<Identity, c10::weak_intrusive_ptr<c10::StorageImpl>> members_ EBB_GUARDED_BY(mutex_);
+  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 1024;
 };
 
 }  // namespace ebb

@@ -8,6 +8,7 @@
 
 #include "offload/base/log.h"
 #include "offload/planning/step_recorder.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -19,8 +20,8 @@ DeviceMeter one_at_a_time(DeviceMeter meter) {
   if (!meter) {
     return meter;
   }
-  return [mutex = std::make_shared<std::mutex>(), meter = std::move(meter)] {
-    const std::lock_guard lock(*mutex);
+  return [mutex = std::make_shared<Mutex>(), meter = std::move(meter)] {
+    const MutexLock lock(*mutex);
     return meter();
   };
 }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -25,7 +24,8 @@ class StepRecorder;
 // copies were slower than measured: on a CPU they share its cores with compute. No other step that follows a plan waits
 // for the device.
 //
-// Threads: every member may be called from any thread; those marked LOCK need the lock that policies are called under.
+// Threads: every member may be called from any thread that holds the lock under which policies are called,
+// Decider::policy_mutex_. Clang does not check that, because the lock is another object's.
 class Planning {
  public:
   enum class Unmet : std::uint8_t { kThrow, kWarn };
@@ -34,21 +34,21 @@ class Planning {
   Planning(std::shared_ptr<Planned> policy, std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account,
            DeviceMeter meter, Unmet unmet);
 
-  // LOCK. The policy's begin_step has been called for a step: what it is to be recorded by; null for nothing. It
+  // The policy's begin_step has been called for a step: what it is to be recorded by; null for nothing. It
   // follows no plan yet.
   [[nodiscard]] std::shared_ptr<StepRecorder> step_begun();
 
-  // LOCK. The plan that the policy has decided by; null for none.
+  // The plan that the policy has decided by; null for none.
   [[nodiscard]] std::shared_ptr<const Plan> plan() const { return policy_->plan(); }
 
-  // LOCK. A step follows `plan` from now on; null: it has strayed from the last one. What it is to be recorded by
+  // A step follows `plan` from now on; null: it has strayed from the last one. What it is to be recorded by
   // instead, where that changes. Throws c10::Error, or warns once, where the goal cannot be met.
   [[nodiscard]] std::optional<std::shared_ptr<StepRecorder>> follows(const std::shared_ptr<const Plan>& plan);
 
-  // LOCK. What was recorded of a step that is over, and followed `plan`, or none.
+  // What was recorded of a step that is over, and followed `plan`, or none.
   void learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record);
 
-  // LOCK. See Offloader.
+  // See Offloader.
   [[nodiscard]] std::optional<PlanReport> report() const;
   [[nodiscard]] std::string explain() const;
 
@@ -67,7 +67,7 @@ class Planning {
   const std::shared_ptr<DeviceAccount> account_;
   const DeviceMeter meter_;
   const Unmet unmet_;
-  bool warned_ = false;  // LOCK, as all below
+  bool warned_ = false;
   bool warned_of_long_step_ = false;
   int unrecorded_ = 0;  // steps in a row that were to be recorded and gave no record
   Measured measured_;

@@ -25,7 +25,7 @@ std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompu
                                   std::weak_ptr<const void> held) {
   std::uint32_t index = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_) {
       return 0;
     }
@@ -41,7 +41,7 @@ std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompu
 std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
   std::uint32_t index = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_) {
       return 0;
     }
@@ -57,14 +57,14 @@ std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
 }
 
 void StepRecorder::region_saves(std::uint32_t index, std::uint64_t bytes) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!over_) {
     storages_[index].record.bytes = bytes;
   }
 }
 
 void StepRecorder::kept(std::uint32_t index) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!over_) {
     storages_[index].idle = true;
   }
@@ -72,13 +72,13 @@ void StepRecorder::kept(std::uint32_t index) noexcept {
 
 void StepRecorder::needed(std::uint32_t index) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_ || std::exchange(storages_[index].needed, true)) {
       return;
     }
   }
   mark(What::kNeeded, index);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!over_) {
     storages_[index].settled = true;  // if it is still in use, it stays that way: keeping it costs nothing
   }
@@ -89,7 +89,7 @@ void StepRecorder::released(std::uint32_t index) noexcept {
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_ || std::exchange(storages_[index].released, true)) {
       return;
     }
@@ -104,7 +104,7 @@ void StepRecorder::released(std::uint32_t index) noexcept {
 
 void StepRecorder::backward_begins() noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_ || std::exchange(in_backward_, true)) {
       return;
     }
@@ -114,7 +114,7 @@ void StepRecorder::backward_begins() noexcept {
 
 std::optional<StepRecord> StepRecorder::finish() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_) {
       return std::nullopt;
     }
@@ -130,7 +130,7 @@ std::optional<StepRecord> StepRecorder::finish() {
   mark(What::kEnd, 0);
   Ticket end;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (over_) {  // given up meanwhile
       return std::nullopt;
     }
@@ -141,7 +141,7 @@ std::optional<StepRecord> StepRecorder::finish() {
     end = marks_.back().time;
   }
   end->synchronize();  // without the lock: a save that ends on another thread takes it
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (marks_.empty()) {  // given up meanwhile
     return std::nullopt;
   }
@@ -152,11 +152,11 @@ std::optional<StepRecord> StepRecorder::finish() {
 }
 
 void StepRecorder::give_up() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   give_up_locked();
 }
 
-// LOCK: mutex_. Note [Steps that never end]
+// Note [Steps that never end]
 void StepRecorder::give_up_locked() noexcept {
   over_ = true;
   marks_ = {};
@@ -165,7 +165,7 @@ void StepRecorder::give_up_locked() noexcept {
 }
 
 StepCost StepRecorder::cost() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return cost_;
 }
 
@@ -177,15 +177,14 @@ void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes)
   try {
     const c10::Stream stream = tier_->current_stream();
     const DeviceUse use = meter_ ? meter_() : DeviceUse{};
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     add_mark(what, index, stream, use, own_bytes);
   } catch (...) {  // no memory for it, or no event
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     usable_ = false;
   }
 }
 
-// LOCK: mutex_
 void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
                             std::uint64_t own_bytes) {
   if (!usable_ || over_) {
@@ -207,7 +206,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
   }
   marks_.push_back(mark);
-  const auto look_at = [&](std::uint32_t i) {
+  const auto look_at = [&](std::uint32_t i) EBB_REQUIRES(mutex_) {
     Storage& storage = storages_[i];
     const std::size_t by_ebb = storage.held.expired() ? 0 : 1;
     if (!storage.idle && !storage.settled && storage.source.use_count() <= by_ebb) {
@@ -223,7 +222,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   const std::size_t first = next_in_use_ < in_use_.size() ? next_in_use_ : 0;
   const auto begin = in_use_.begin() + static_cast<std::ptrdiff_t>(first);
   const auto end = begin + static_cast<std::ptrdiff_t>(std::min(kMost, in_use_.size() - first));
-  const auto still_in_use = std::remove_if(begin, end, [&](std::uint32_t i) {
+  const auto still_in_use = std::remove_if(begin, end, [&](std::uint32_t i) EBB_REQUIRES(mutex_) {
     look_at(i);
     return storages_[i].idle || storages_[i].settled;
   });
@@ -269,13 +268,12 @@ class StepRecorder::Clock {
   double last_ = 0;
 };
 
-// LOCK: mutex_. What a region's second run, which ends here, took at most besides what it saved.
+// What a region's second run, which ends here, took at most besides what it saved.
 std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
   const bool region = mark.what == What::kDetourEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
   return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
 }
 
-// LOCK: mutex_
 StepRecord StepRecorder::record() const {
   StepRecord result;
   for (const Storage& storage : storages_) {

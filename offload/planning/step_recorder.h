@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "offload/plan_report.h"
 #include "offload/report/device_account.h"
 #include "policy/step_record.h"
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
@@ -123,12 +123,13 @@ class StepRecorder {
   };
 
   [[nodiscard]] bool disturbed() const { return disturbed_ || account_->evictions != evictions_before_; }
-  void give_up_locked() noexcept;
-  void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept;
-  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes);
+  void give_up_locked() noexcept EBB_REQUIRES(mutex_);
+  void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept EBB_EXCLUDES(mutex_);
+  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes)
+      EBB_REQUIRES(mutex_);
   class Clock;
-  [[nodiscard]] std::uint64_t besides_region(const Mark& mark) const;
-  [[nodiscard]] StepRecord record() const;
+  [[nodiscard]] std::uint64_t besides_region(const Mark& mark) const EBB_REQUIRES(mutex_);
+  [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<Tier> tier_;
   const std::shared_ptr<DeviceAccount> account_;
@@ -138,19 +139,20 @@ class StepRecorder {
 
   std::atomic<bool> disturbed_{false};
 
-  mutable std::mutex mutex_;
-  std::vector<Storage> storages_;      // LOCK: mutex_, as all below
-  std::vector<std::uint32_t> in_use_;  // by the forward pass; with some that are not any more
-  std::size_t next_in_use_ = 0;        // to look at
-  std::vector<Mark> marks_;
-  std::optional<c10::Stream> stream_;
-  std::uint64_t held_bytes_ = 0;   // at the last mark
-  std::uint64_t peak_before_ = 0;  // of other memory, since the last of marks_ and before the last mark
-  StepCost cost_;
-  std::size_t released_early_ = 0;  // storages, before backward
-  bool in_backward_ = false;
-  bool over_ = false;
-  bool usable_ = true;
+  mutable Mutex mutex_;
+  std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> in_use_ EBB_GUARDED_BY(mutex_);  // by the forward pass; with some that are not any more
+  std::size_t next_in_use_ EBB_GUARDED_BY(mutex_) = 0;        // to look at
+  std::vector<Mark> marks_ EBB_GUARDED_BY(mutex_);
+  std::optional<c10::Stream> stream_ EBB_GUARDED_BY(mutex_);
+  std::uint64_t held_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // at the last mark
+  // Of other memory, since the last of marks_ and before the last mark.
+  std::uint64_t peak_before_ EBB_GUARDED_BY(mutex_) = 0;
+  StepCost cost_ EBB_GUARDED_BY(mutex_);
+  std::size_t released_early_ EBB_GUARDED_BY(mutex_) = 0;  // storages, before backward
+  bool in_backward_ EBB_GUARDED_BY(mutex_) = false;
+  bool over_ EBB_GUARDED_BY(mutex_) = false;
+  bool usable_ EBB_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace ebb

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -20,6 +19,7 @@
 #include <nvrtc.h>
 
 #include "offload/base/log.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -174,8 +174,9 @@ Kernels make_kernels(int major, int minor, at::ScalarType dtype) {
 
 // Null kernels where there are none.
 Kernels kernels_for(c10::Device device, at::ScalarType dtype) {
-  static std::mutex mutex;
-  static auto* const made = new std::map<std::tuple<int, int, at::ScalarType>, Kernels>;  // as long as the process
+  static Mutex mutex;
+  using Made = std::map<std::tuple<int, int, at::ScalarType>, Kernels>;
+  static auto* const made EBB_PT_GUARDED_BY(mutex) = new Made;  // as long as the process
   int major = 0;
   int minor = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
@@ -183,7 +184,7 @@ Kernels kernels_for(c10::Device device, at::ScalarType dtype) {
   if (major < kOldestMajor || definition(dtype) == nullptr) {
     return {};
   }
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   const auto found = made->find({major, minor, dtype});
   return found != made->end()
              ? found->second

@@ -11,7 +11,7 @@ void Timeline::sample(std::uint64_t saved_on_device) noexcept {
     return;
   }
   const bool backward = in_backward();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (samples_.size() >= kMaxSamples) {
     return;
   }
@@ -23,7 +23,7 @@ void Timeline::sample(std::uint64_t saved_on_device) noexcept {
 }
 
 std::vector<TimelineSample> Timeline::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   start_ = Clock::now();
   return std::exchange(samples_, {});
 }

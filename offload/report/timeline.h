@@ -2,10 +2,10 @@
 
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "offload/timeline_sample.h"
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -24,9 +24,9 @@ class Timeline {
   using Clock = std::chrono::steady_clock;
 
   const ProcessMark process_;
-  std::mutex mutex_;
-  Clock::time_point start_ = Clock::now();  // LOCK: mutex_
-  std::vector<TimelineSample> samples_;     // LOCK: mutex_
+  Mutex mutex_;
+  Clock::time_point start_ EBB_GUARDED_BY(mutex_) = Clock::now();
+  std::vector<TimelineSample> samples_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -9,13 +9,13 @@
 namespace ebb {
 
 EvictionQueue::Id EvictionQueue::add(std::weak_ptr<Evictable> storage, c10::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
   return next_++;
 }
 
 void EvictionQueue::remove(Id id) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   entries_.erase(id);
 }
 
@@ -24,7 +24,7 @@ void EvictionQueue::evict(const std::function<bool()>& enough) {
     std::shared_ptr<Evictable> storage;
     std::optional<c10::Stream> stream;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for (auto entry = entries_.lower_bound(next); entry != entries_.end() && storage == nullptr; ++entry) {
         storage = entry->second.storage.lock();
         stream = entry->second.stream;

@@ -4,9 +4,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include <c10/core/Stream.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -33,9 +34,9 @@ class EvictionQueue {
     c10::Stream stream;
   };
 
-  std::mutex mutex_;
-  Id next_ = 0;                  // LOCK: mutex_
-  std::map<Id, Entry> entries_;  // LOCK: mutex_
+  Mutex mutex_;
+  Id next_ EBB_GUARDED_BY(mutex_) = 0;
+  std::map<Id, Entry> entries_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -28,7 +28,7 @@ c10::Storage Fetched::get() {
   }
   Gauge::Lease no_longer_ahead;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     no_longer_ahead = std::move(ahead_);
   }
   return storage_;

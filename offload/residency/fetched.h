@@ -2,13 +2,13 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include "offload/report/gauge.h"
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
@@ -55,8 +55,8 @@ class Fetched {
   std::atomic<bool> guess_{true};
   std::atomic<bool> waited_for_{false};
 
-  std::mutex mutex_;
-  Gauge::Lease ahead_;  // LOCK: mutex_
+  Mutex mutex_;
+  Gauge::Lease ahead_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -12,6 +12,7 @@
 
 #include "offload/device_meter.h"
 #include "offload/residency/residency.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -25,7 +26,7 @@ class Served {
   }
 
   void add(const std::shared_ptr<Residency>& residency) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(offloaders_, [](const auto& each) { return each.expired(); });
     offloaders_.push_back(residency);
     any_ = true;
@@ -37,7 +38,7 @@ class Served {
       return found;
     }
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       for (const auto& each : offloaders_) {
         found.push_back(each.lock());
       }
@@ -51,8 +52,8 @@ class Served {
 
  private:
   std::atomic<bool> any_{false};
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Residency>> offloaders_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Residency>> offloaders_ EBB_GUARDED_BY(mutex_);
 };
 
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {

@@ -50,7 +50,7 @@ Stats Residency::stats() {
   stats.reused = counters.reused.count();
   stats.steps = counters.steps;
   {
-    const std::lock_guard lock(reset_mutex_);
+    const MutexLock lock(reset_mutex_);
     const StallStats stalls = tier_->stall_stats();
     stats.stalls = stalls.count - stalls_at_reset_.count;
     stats.stalled_ms = stalls.total_ms - stalls_at_reset_.total_ms;
@@ -71,7 +71,7 @@ void Residency::reset_stats() {
   window_.reset_peak();
   ledger_.on_device().reset_peak();
   ledger_.if_kept().reset_peak();
-  const std::lock_guard lock(reset_mutex_);
+  const MutexLock lock(reset_mutex_);
   stalls_at_reset_ = tier_->stall_stats();
 }
 

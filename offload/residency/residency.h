@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 #include <c10/core/Storage.h>
 
@@ -13,6 +12,7 @@
 #include "offload/residency/staging_limits.h"
 #include "offload/residency/stash.h"
 #include "offload/stats.h"
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
@@ -89,8 +89,8 @@ class Residency {
   Prefetcher& prefetcher_;
   void (*const free_unused_)() noexcept;
   Ledger ledger_;
-  std::mutex reset_mutex_;
-  StallStats stalls_at_reset_;  // LOCK: reset_mutex_
+  Mutex reset_mutex_;
+  StallStats stalls_at_reset_ EBB_GUARDED_BY(reset_mutex_);
   Gauge window_;
   Gauge retained_;
   EvictionQueue eviction_queue_;

@@ -20,7 +20,7 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   shrink_to(limit_bytes - std::min(bytes, limit_bytes));
   Entry entry{std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream};
   try {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     entries_.push_back(std::move(entry));
   } catch (const std::bad_alloc&) {  // nothing has been moved
     let_go(std::move(entry));
@@ -35,7 +35,7 @@ void Stash::sweep() noexcept {
   while (true) {
     std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (entries_.empty() || (in_force(WaitPoint::kStashSweep) && !is_done(entries_.front().left))) {
         return;
       }
@@ -51,7 +51,7 @@ void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
   while (gauge_.now_bytes() > limit_bytes) {
     std::optional<Entry> oldest;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (entries_.empty()) {
         return;
       }
@@ -66,7 +66,7 @@ void Stash::release(const c10::Storage& source) noexcept {
   while (true) {
     std::optional<Entry> found;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const auto at = std::ranges::find(entries_, source.unsafeGetStorageImpl(),
                                         [](const Entry& entry) { return entry.source.unsafeGetStorageImpl(); });
       if (at == entries_.end()) {

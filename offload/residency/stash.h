@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include "offload/report/gauge.h"
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
@@ -60,8 +60,8 @@ class Stash {
 
   Tier& tier_;
   Gauge gauge_;
-  std::mutex mutex_;
-  std::deque<Entry> entries_;  // LOCK: mutex_. Oldest first
+  Mutex mutex_;
+  std::deque<Entry> entries_ EBB_GUARDED_BY(mutex_);  // oldest first
 };
 
 }  // namespace ebb

@@ -54,7 +54,7 @@ bool TieredStorage::source_is_as_saved_locked() const {
 }
 
 bool TieredStorage::source_has_changed() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (state_ == State::kResident) {
     return !source_is_as_saved_locked();
   }
@@ -63,7 +63,7 @@ bool TieredStorage::source_has_changed() {
 }
 
 void TieredStorage::may_be_evicted(c10::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   evictable_ = residency_->eviction_queue().add(weak_from_this(), stream);
 }
 
@@ -73,9 +73,11 @@ bool TieredStorage::evict(c10::Stream stream) {
   }
   Leaving leaving;
   {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || state_ != State::kResident || deferred_ || resident_.use_count() != 1 ||
-        !source_is_as_saved_locked()) {
+    if (!mutex_.try_lock()) {
+      return false;
+    }
+    const MutexLock lock(mutex_, std::adopt_lock);
+    if (state_ != State::kResident || deferred_ || resident_.use_count() != 1 || !source_is_as_saved_locked()) {
       return false;
     }
     std::optional<Block> block = residency_->tier().try_acquire(bytes_);
@@ -95,7 +97,7 @@ bool TieredStorage::evict(c10::Stream stream) {
 void TieredStorage::offload(Block block, c10::Stream stream) {
   Leaving leaving;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     leaving = start_out_locked(std::move(block), stream, Leaves::kAtItsSave);
   }
   residency_->ledger().count_offloaded(bytes_);
@@ -125,7 +127,7 @@ void TieredStorage::into_stash(Leaving leaving, c10::Stream stream, std::uint64_
 }
 
 void TieredStorage::defer_offload(Block block, c10::Stream stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   deferred_.emplace(DeferredCopy{std::move(block), stream});
 }
 
@@ -141,7 +143,7 @@ void TieredStorage::offload_deferred() noexcept {
   std::optional<DeferredCopy> copy;
   bool as_saved = false;  // else what the source holds now is what the saves get
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     copy = std::exchange(deferred_, std::nullopt);
     as_saved = source_is_as_saved_locked();
   }
@@ -159,7 +161,7 @@ void TieredStorage::offload_deferred() noexcept {
 void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
   std::shared_ptr<Gauge::Lease> on_device;  // destroyed after what it counts, and that after the lock is released
   c10::Storage source;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   recipe_ = std::move(recipe);
   move_to_locked(State::kOffDevice);
   source = std::exchange(resident_, {});
@@ -167,7 +169,7 @@ void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
 }
 
 int TieredStorage::recipe_depth() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return recipe_ == nullptr ? 0 : recipe_->depth();
 }
 
@@ -205,7 +207,7 @@ c10::Storage TieredStorage::try_find(c10::Stream stream) {
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   c10::Storage storage;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     fetched = restored_on_locked(stream);
     if (fetched == nullptr) {
       if (std::optional<c10::Storage> known = handed_out_on_locked(stream)) {
@@ -286,9 +288,9 @@ void TieredStorage::remember_locked(const c10::Storage& storage, c10::Stream str
 c10::Storage TieredStorage::run(Recipe& recipe) { return recipe.run(); }
 
 c10::Storage TieredStorage::recompute(c10::Stream stream) {
-  const std::lock_guard one_at_a_time(recompute_mutex_);
+  const MutexLock one_at_a_time(recompute_mutex_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const std::shared_ptr<Fetched> restored = restored_on_locked(stream)) {  // by another thread, meanwhile
       return restored->get();
     }
@@ -300,7 +302,7 @@ c10::Storage TieredStorage::recompute(c10::Stream stream) {
   auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
   fetched->asked_for();
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   unwanted = restore_locked(std::move(fetched));
   return storage;
 }
@@ -312,7 +314,7 @@ c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
     }
     return fetched->get();
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase(on_other_streams_, fetched);  // whoever asks next tries again
     if (restored_ == fetched) {
       restored_ = nullptr;
@@ -340,7 +342,7 @@ bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> 
 }
 
 bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (state_ != State::kOffDevice) {
     return true;
   }
@@ -380,8 +382,11 @@ void TieredStorage::cancel_prefetch() {
   if (this == fetching_here()) {
     return;
   }
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock && state_ == State::kRestored && restored_->is_guess()) {
+  if (!mutex_.try_lock()) {
+    return;
+  }
+  const MutexLock lock(mutex_, std::adopt_lock);
+  if (state_ == State::kRestored && restored_->is_guess()) {
     unwanted = std::exchange(restored_, nullptr);
     move_to_locked(State::kOffDevice);
   }

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "offload/residency/fetched.h"
 #include "offload/residency/prefetchable.h"
 #include "streams/base/block.h"
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 
 namespace ebb {
@@ -117,26 +117,26 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   [[nodiscard]] virtual c10::Storage run(Recipe& recipe);
 
   // The members with this suffix need the mutex.
-  [[nodiscard]] c10::Storage get_for_capture_locked() const;
-  [[nodiscard]] std::optional<c10::Storage> handed_out_on_locked(c10::Stream stream) const;
-  void remember_locked(const c10::Storage& storage, c10::Stream stream);
+  [[nodiscard]] c10::Storage get_for_capture_locked() const EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<c10::Storage> handed_out_on_locked(c10::Stream stream) const EBB_REQUIRES(mutex_);
+  void remember_locked(const c10::Storage& storage, c10::Stream stream) EBB_REQUIRES(mutex_);
 
   // kRestored -> kOffDevice. The result is to be destroyed after the mutex is released.
-  [[nodiscard]] DeviceCopies release_locked() noexcept;
+  [[nodiscard]] DeviceCopies release_locked() noexcept EBB_REQUIRES(mutex_);
 
   // Called with the mutex held, before the copy out is started; what it throws stops it. From its return on nothing may
   // fail that the derived class does for it.
-  virtual void leaves_locked(c10::Stream /*stream*/, Leaves /*when*/) {}
+  virtual void leaves_locked(c10::Stream /*stream*/, Leaves /*when*/) EBB_REQUIRES(mutex_) {}
 
   // What the stash may hold once this storage's source is in it.
   [[nodiscard]] virtual std::uint64_t stash_limit_bytes() const;
 
-  [[nodiscard]] bool is_resident_locked() const { return state_ == State::kResident; }
-  [[nodiscard]] bool is_off_device_locked() const { return state_ == State::kOffDevice; }
-  [[nodiscard]] const c10::Storage& resident_locked() const { return resident_; }
+  [[nodiscard]] bool is_resident_locked() const EBB_REQUIRES(mutex_) { return state_ == State::kResident; }
+  [[nodiscard]] bool is_off_device_locked() const EBB_REQUIRES(mutex_) { return state_ == State::kOffDevice; }
+  [[nodiscard]] const c10::Storage& resident_locked() const EBB_REQUIRES(mutex_) { return resident_; }
   [[nodiscard]] bool has_recipe() const { return recipe_ != nullptr; }  // fixed once the storage has left
 
-  std::mutex mutex_;
+  Mutex mutex_;
 
  private:
   struct DeferredCopy {
@@ -159,19 +159,19 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   };
 
   static const TieredStorage*& fetching_here();
-  void move_to_locked(State next);
-  [[nodiscard]] Leaving start_out_locked(Block block, c10::Stream stream, Leaves when);
+  void move_to_locked(State next) EBB_REQUIRES(mutex_);
+  [[nodiscard]] Leaving start_out_locked(Block block, c10::Stream stream, Leaves when) EBB_REQUIRES(mutex_);
   void into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes);
-  [[nodiscard]] bool source_is_as_saved_locked() const;
+  [[nodiscard]] bool source_is_as_saved_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::Storage try_find(c10::Stream stream);
   [[nodiscard]] c10::Storage recompute(c10::Stream stream);
   [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
-  [[nodiscard]] std::optional<c10::Storage> live_source_locked() const;
+  [[nodiscard]] std::optional<c10::Storage> live_source_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] bool was_swapped(const c10::StorageImpl& storage) const;
-  [[nodiscard]] std::shared_ptr<Fetched> restored_on_locked(c10::Stream stream) const;
-  [[nodiscard]] std::shared_ptr<Fetched> restore_locked(std::shared_ptr<Fetched> fetched);
-  [[nodiscard]] std::shared_ptr<Fetched> fetch_locked(c10::Stream stream, Gauge::Lease window);
-  [[nodiscard]] std::shared_ptr<Gauge::Lease> device_lease_locked();
+  [[nodiscard]] std::shared_ptr<Fetched> restored_on_locked(c10::Stream stream) const EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::shared_ptr<Fetched> restore_locked(std::shared_ptr<Fetched> fetched) EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::shared_ptr<Fetched> fetch_locked(c10::Stream stream, Gauge::Lease window) EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::shared_ptr<Gauge::Lease> device_lease_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
 
   const std::shared_ptr<Residency> residency_;
@@ -180,21 +180,25 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
 
-  std::mutex recompute_mutex_;  // taken before mutex_; held while the recipe runs
+  Mutex recompute_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held while the recipe runs
 
-  State state_ = State::kResident;              // LOCK: mutex_, as all below
-  c10::Storage resident_;                       // kResident
-  std::shared_ptr<Gauge::Lease> on_device_;     // kResident
-  std::optional<DeferredCopy> deferred_;        // kResident
-  std::weak_ptr<Gauge::Lease> source_lease_;    // the source's bytes are counted once, whoever holds it
-  std::shared_ptr<Gauge::Lease> lent_;          // of a source that was handed out: its node holds it after all of us
-  std::optional<EvictionQueue::Id> evictable_;  // once may_be_evicted
-  std::optional<Block> block_;                  // off the device or restored, unless there is a recipe
-  std::unique_ptr<Recipe> recipe_;              // off the device or restored, unless there is a block
-  Ticket left_;                                 // the copy out
-  std::shared_ptr<Fetched> restored_;           // kRestored
-  std::vector<std::shared_ptr<Fetched>> on_other_streams_;  // kRestored: on other streams than restored_'s
-  std::vector<HandedOut> handed_out_;                       // at most one for each stream. Note [Asked for again]
+  State state_ EBB_GUARDED_BY(mutex_) = State::kResident;
+  c10::Storage resident_ EBB_GUARDED_BY(mutex_);                    // kResident
+  std::shared_ptr<Gauge::Lease> on_device_ EBB_GUARDED_BY(mutex_);  // kResident
+  std::optional<DeferredCopy> deferred_ EBB_GUARDED_BY(mutex_);     // kResident
+  std::weak_ptr<Gauge::Lease>
+      source_lease_;  // of the source's bytes, which count once, whoever holds the source. Fixed
+  // Of a source that was handed out, whose node holds it after all of us.
+  std::shared_ptr<Gauge::Lease> lent_ EBB_GUARDED_BY(mutex_);
+  std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // once may_be_evicted
+  // Off the device or restored there is a block or a recipe. The recipe is fixed once the storage has left.
+  std::optional<Block> block_ EBB_GUARDED_BY(mutex_);
+  std::unique_ptr<Recipe> recipe_;
+  Ticket left_ EBB_GUARDED_BY(mutex_);                        // the copy out
+  std::shared_ptr<Fetched> restored_ EBB_GUARDED_BY(mutex_);  // kRestored
+  // kRestored: on other streams than restored_'s.
+  std::vector<std::shared_ptr<Fetched>> on_other_streams_ EBB_GUARDED_BY(mutex_);
+  std::vector<HandedOut> handed_out_ EBB_GUARDED_BY(mutex_);  // at most one for each stream. Note [Asked for again]
 };
 
 }  // namespace ebb

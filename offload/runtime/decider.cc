@@ -32,7 +32,7 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& st
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   Decision decision{};
   {
-    const std::lock_guard lock(policy_mutex_);
+    const MutexLock lock(policy_mutex_);
     decision = ask_locked(candidate, step);
     enter_locked(tensor, saved, step, recipe, candidate);
   }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "offload/report/device_account.h"
 #include "offload/stats.h"
 #include "policy/policy.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -78,21 +78,22 @@ class Decider {
 
  protected:
   // Asks the policy, whose mutex must be held.
-  [[nodiscard]] Decision ask_locked(Candidate& candidate, Tape& step);
+  [[nodiscard]] Decision ask_locked(Candidate& candidate, Tape& step) EBB_REQUIRES(policy_mutex_);
 
   [[nodiscard]] Steps& steps() { return steps_; }
   [[nodiscard]] Residency& residency() { return residency_; }
   [[nodiscard]] const Policy& policy() const { return *policy_; }
 
-  std::mutex policy_mutex_;
+  Mutex policy_mutex_;
 
  private:
   // Called with the mutex held: a step begins; the policy has decided, and so its plan is known; a storage with this
   // ordinal enters the step.
-  virtual void step_begins_locked(Tape& /*step*/) {}
-  virtual void decided_locked(Tape& /*step*/) {}
+  virtual void step_begins_locked(Tape& /*step*/) EBB_REQUIRES(policy_mutex_) {}
+  virtual void decided_locked(Tape& /*step*/) EBB_REQUIRES(policy_mutex_) {}
   virtual void enter_locked(const at::Tensor& /*tensor*/, SavedStorage& /*saved*/, Tape& /*step*/,
-                            const GraphRecipe* /*recipe*/, const Candidate& /*candidate*/) {}
+                            const GraphRecipe* /*recipe*/, const Candidate& /*candidate*/) EBB_REQUIRES(policy_mutex_) {
+  }
 
   // Called without it, once it is known what becomes of this candidate.
   virtual void decided(Tape& /*step*/, std::uint32_t /*ordinal*/) {}

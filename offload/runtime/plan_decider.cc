@@ -70,18 +70,18 @@ void PlanDecider::backward_is_over(Tape& step, bool failed) {
     return;
   }
   if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: it waits for the device
-    const std::lock_guard lock(policy_mutex_);
+    const MutexLock lock(policy_mutex_);
     planning_->learn(step.plan(), *recorder, *record);
   }
 }
 
 std::optional<PlanReport> PlanDecider::plan_report() {
-  const std::lock_guard lock(policy_mutex_);
+  const MutexLock lock(policy_mutex_);
   return planning_->report();
 }
 
 std::string PlanDecider::explain() {
-  const std::lock_guard lock(policy_mutex_);
+  const MutexLock lock(policy_mutex_);
   return planning_->explain();
 }
 
@@ -131,7 +131,7 @@ std::optional<Decider::RegionsPlace> PlanDecider::region_begins(const std::vecto
     }
   }
   const RegionsPlace place = [&] {
-    const std::lock_guard lock(policy_mutex_);
+    const MutexLock lock(policy_mutex_);
     return enter_region_locked(candidate, saved, step);
   }();
   decided(step, static_cast<std::uint32_t>(candidate.ordinal));

@@ -41,13 +41,14 @@ class PlanDecider final : public Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& /*stats*/) override { return {}; }
 
  private:
-  void step_begins_locked(Tape& step) override;
-  void decided_locked(Tape& step) override;
+  void step_begins_locked(Tape& step) EBB_REQUIRES(policy_mutex_) override;
+  void decided_locked(Tape& step) EBB_REQUIRES(policy_mutex_) override;
   void enter_locked(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe,
-                    const Candidate& candidate) override;
+                    const Candidate& candidate) EBB_REQUIRES(policy_mutex_) override;
   void decided(Tape& step, std::uint32_t ordinal) override;
   [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,
-                                                 const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& step);
+                                                 const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& step)
+      EBB_REQUIRES(policy_mutex_);
 
   const std::unique_ptr<Planning> planning_;
   std::atomic<bool> warned_of_no_room_{false};

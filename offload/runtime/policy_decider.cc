@@ -34,7 +34,7 @@ void PolicyDecider::warn_of_head(Tape& step) {
 }
 
 std::vector<std::string> PolicyDecider::warnings(const Stats& stats) {
-  const std::lock_guard lock(policy_mutex_);
+  const MutexLock lock(policy_mutex_);
   return ebb::warnings(stats, policy().matches());
 }
 

@@ -6,7 +6,7 @@
 namespace ebb {
 
 void OrderBook::remember(std::uint64_t signature, std::vector<std::uint32_t> observed) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(orders_, [&](const Order& order) { return order.signature == signature; });
   orders_.push_front({signature, std::move(observed)});
   if (orders_.size() > kMaxOrders) {
@@ -38,7 +38,7 @@ void OrderBook::lower_sizes() {
 }
 
 bool OrderBook::knows(std::uint64_t signature) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return find_locked(signature) != orders_.end();
 }
 
@@ -51,7 +51,7 @@ std::vector<std::uint32_t> OrderBook::recall(std::uint64_t signature, std::size_
   order.reserve(count);
   std::vector<bool> seen(count, false);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto known = find_locked(signature);
     if (known != orders_.end()) {
       for (const std::uint32_t position : known->positions) {

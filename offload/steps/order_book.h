@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <vector>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -57,7 +58,7 @@ class OrderBook {
     std::vector<std::uint32_t> positions;
   };
 
-  [[nodiscard]] std::deque<Order>::const_iterator find_locked(std::uint64_t signature) const;
+  [[nodiscard]] std::deque<Order>::const_iterator find_locked(std::uint64_t signature) const EBB_REQUIRES(mutex_);
 
   struct Sizes {
     std::atomic<std::uint64_t> saved_bytes{0};
@@ -67,8 +68,8 @@ class OrderBook {
   Sizes ended_;
   Sizes under_way_;
   std::atomic<bool> dropped_{false};
-  mutable std::mutex mutex_;
-  std::deque<Order> orders_;  // LOCK: mutex_. Newest first
+  mutable Mutex mutex_;
+  std::deque<Order> orders_ EBB_GUARDED_BY(mutex_);  // newest first
 };
 
 }  // namespace ebb

@@ -11,7 +11,7 @@
 namespace ebb {
 
 SavedStorage::Use::Use(std::shared_ptr<SavedStorage> storage) : storage_(std::move(storage)) {
-  const std::lock_guard lock(storage_->mutex_);
+  const MutexLock lock(storage_->mutex_);
   ++storage_->uses_;
   ++storage_->pending_;
 }
@@ -21,7 +21,7 @@ SavedStorage::Use::~Use() {
     return;
   }
   DeviceCopies no_longer_needed;  // destroyed after the lock is released
-  const std::lock_guard lock(storage_->mutex_);
+  const MutexLock lock(storage_->mutex_);
   --storage_->uses_;
   if (seen_ != storage_->round_) {
     --storage_->pending_;
@@ -58,7 +58,7 @@ SavedStorage::~SavedStorage() {
 
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
                               std::uint32_t index_in_record) {
-  const std::lock_guard lock(mutex_);  // another thread may share the storage already
+  const MutexLock lock(mutex_);  // another thread may share the storage already
   ordinal_ = ordinal;
   recorder_ = std::move(recorder);
   index_in_record_ = index_in_record;
@@ -95,7 +95,7 @@ const c10::Storage& SavedStorage::no_bytes() const { return residency()->no_byte
 c10::Storage SavedStorage::get(Use& use) {
   std::shared_ptr<StepRecorder> recorder;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     recorder = recorder_;
   }
   if (recorder != nullptr && !Recipe::runs_here()) {
@@ -111,7 +111,7 @@ c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {
   std::uint32_t ordinal = Tape::kNotPlanned;
   bool again = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (residency()->tier().captures()) {
       return get_for_capture_locked();
     }
@@ -168,7 +168,7 @@ SavedStorage::DeviceCopies SavedStorage::end_round_locked() noexcept {
 // Whether this was the round's first use. After the last pending use the copy on the device goes.
 bool SavedStorage::mark_used(Use& use, const c10::Storage& storage, c10::Stream stream) {
   DeviceCopies no_longer_needed;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   remember_locked(storage, stream);
   const bool first = std::exchange(told_round_, round_) != round_;
   if (use.seen_ != round_) {

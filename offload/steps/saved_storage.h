@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include <c10/core/Storage.h>
@@ -48,8 +47,10 @@ class SavedStorage final : public TieredStorage {
    private:
     friend class SavedStorage;
     const std::shared_ptr<SavedStorage> storage_;
-    std::uint64_t seen_ = 0;  // LOCK: storage_->mutex_, as the next. The round in which this use last got the bytes
-    int seen_by_ = -1;        // the backward pass that got them, as LibTorch numbers them; -1 outside of any
+    // The round in which this use last got the bytes, and the backward pass that got them, as LibTorch numbers passes;
+    // -1 outside of any. Guarded by the storage's mutex.
+    std::uint64_t seen_ = 0;
+    int seen_by_ = -1;
   };
 
   // `steps` must live as long as `residency`.
@@ -80,8 +81,8 @@ class SavedStorage final : public TieredStorage {
   [[nodiscard]] c10::Storage get_on(c10::Stream stream, Use& use);
   [[nodiscard]] c10::Storage run(Recipe& recipe) override;
   bool mark_used(Use& use, const c10::Storage& storage, c10::Stream stream);
-  [[nodiscard]] DeviceCopies end_round_locked() noexcept;
-  void leaves_locked(c10::Stream stream, Leaves when) override;
+  [[nodiscard]] DeviceCopies end_round_locked() noexcept EBB_REQUIRES(mutex_);
+  void leaves_locked(c10::Stream stream, Leaves when) EBB_REQUIRES(mutex_) override;
   [[nodiscard]] std::uint64_t stash_limit_bytes() const override;
 
   Steps& steps_;
@@ -92,11 +93,11 @@ class SavedStorage final : public TieredStorage {
   std::shared_ptr<StepRecorder> recorder_;
   const Gauge::Lease if_kept_;
 
-  std::optional<Tape::Id> on_tape_;  // LOCK: mutex_, as all below. Once the bytes have left in a copy out; then fixed
-  std::uint64_t round_ = 1;          // Note [Pending uses]
-  std::uint64_t told_round_ = 0;     // the last round of which the tape has been told
-  std::size_t uses_ = 0;
-  std::size_t pending_ = 0;  // uses that have not got the bytes in this round
+  std::optional<Tape::Id> on_tape_;                 // written once, under mutex_, when the bytes leave in a copy out
+  std::uint64_t round_ EBB_GUARDED_BY(mutex_) = 1;  // Note [Pending uses]
+  std::uint64_t told_round_ EBB_GUARDED_BY(mutex_) = 0;  // the last round of which the tape has been told
+  std::size_t uses_ EBB_GUARDED_BY(mutex_) = 0;
+  std::size_t pending_ EBB_GUARDED_BY(mutex_) = 0;  // uses that have not got the bytes in this round
 };
 
 }  // namespace ebb

@@ -11,7 +11,7 @@ constexpr int kPatience = 4;
 }  // namespace
 
 bool StallWatch::backward_begins(const StallStats& stalls, bool expected) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const double ms = stalls.total_ms - std::exchange(seen_ms_, stalls.total_ms);
   if (!std::exchange(expected_, expected) || !expected) {
     return false;
@@ -25,7 +25,7 @@ bool StallWatch::backward_begins(const StallStats& stalls, bool expected) {
 }
 
 void StallWatch::guessed_wrong() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   expected_ = false;
   patience_ = 0;
 }

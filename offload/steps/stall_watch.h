@@ -1,8 +1,8 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
@@ -29,10 +29,10 @@ class StallWatch {
   void guessed_wrong();
 
  private:
-  std::mutex mutex_;
-  double seen_ms_ = 0;            // LOCK: mutex_
-  bool expected_ = false;         // LOCK: mutex_. The last one
-  std::atomic<int> patience_{0};  // backwards without a stall until steps are taken not to wait
+  Mutex mutex_;
+  double seen_ms_ EBB_GUARDED_BY(mutex_) = 0;
+  bool expected_ EBB_GUARDED_BY(mutex_) = false;  // the last one
+  std::atomic<int> patience_{0};                  // backwards without a stall until steps are taken not to wait
 };
 
 }  // namespace ebb

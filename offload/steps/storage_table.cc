@@ -3,7 +3,7 @@
 namespace ebb {
 
 std::shared_ptr<SavedStorage> StorageTable::find(const c10::Storage& storage, const VersionId& version) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = entries_.find(storage.unsafeGetStorageImpl());
   if (found == entries_.end()) {
     return nullptr;
@@ -14,7 +14,7 @@ std::shared_ptr<SavedStorage> StorageTable::find(const c10::Storage& storage, co
 }
 
 void StorageTable::erase(const c10::StorageImpl* storage, const SavedStorage* saved) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = entries_.find(storage);
   if (entry != entries_.end() && entry->second.identity == saved) {
     entries_.erase(entry);

@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include <c10/core/Storage.h>
 
 #include "offload/base/version_id.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -27,7 +27,7 @@ class StorageTable {
   template <typename Make>
   std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, const VersionId& version, Make make,
                                                bool& inserted) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Entry& entry = entries_[storage.unsafeGetStorageImpl()];
     const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
     std::shared_ptr<SavedStorage> known = same ? entry.saved.lock() : nullptr;
@@ -54,8 +54,8 @@ class StorageTable {
     std::size_t bytes = 0;
   };
 
-  std::mutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, Entry> entries_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

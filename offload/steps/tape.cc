@@ -31,18 +31,18 @@ Tape::~Tape() {
 }
 
 std::uint64_t Tape::next_candidate() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return candidates_++;
 }
 
 void Tape::began() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++alive_;
 }
 
 void Tape::ended(std::optional<Gone> gone) {
   std::shared_ptr<StepRecorder> recorder;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   --alive_;
   if (alive_ == 0 && !in_use_) {
     candidates_ = 0;
@@ -127,7 +127,7 @@ std::uint64_t Tape::signature_locked() const {
 
 void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
   std::shared_ptr<StepRecorder> before;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (recorder_ != nullptr && recorder_ != recorder) {  // the one before has seen a part of the step only
     recorder_->disturb();
   }
@@ -135,23 +135,23 @@ void Tape::record_by(std::shared_ptr<StepRecorder> recorder) {
 }
 
 void Tape::follow(std::shared_ptr<const Plan> plan) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   plan_ = std::move(plan);
 }
 
 std::shared_ptr<StepRecorder> Tape::recorder() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return recorder_;
 }
 
 std::shared_ptr<const Plan> Tape::plan() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return plan_;
 }
 
 Tape::Id Tape::append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream,
                       std::uint32_t ordinal, Went when) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Id id = next_id_++;
   last_stream_ = stream;
   largest_bytes_ = std::max(largest_bytes_, bytes);
@@ -171,7 +171,7 @@ Tape::Id Tape::append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, 
 }
 
 Tape::LastSave Tape::last_save() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return last_save_;
 }
 
@@ -179,7 +179,7 @@ void Tape::begin_use() {
   if (in_use_) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   begin_use_locked();
 }
 
@@ -189,7 +189,7 @@ bool Tape::asked(std::uint32_t ordinal) {
     return false;
   }
   if (ordinal < part_of_.size()) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     part_ = std::max(part_, part_of_[ordinal]);  // it may have asked for it before
   }
   return true;
@@ -197,7 +197,7 @@ bool Tape::asked(std::uint32_t ordinal) {
 
 void Tape::used(Id id) {
   begin_use();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::optional<std::uint32_t> index = index_locked(id);
   if (!index) {  // saved by the backward pass itself, in no order that is known
     return;
@@ -288,14 +288,14 @@ std::optional<std::uint64_t> Tape::held_bytes_locked(std::size_t rank) const {
 }
 
 bool Tape::order_is_known() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return plan_ != nullptr || book_->knows(signature_locked());
 }
 
 void Tape::fetch_early(c10::Stream stream) {
   tried_early_ = true;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (in_use_ || last_stream_ != stream || (plan_ == nullptr && !book_->knows(signature_locked()))) {
       return;
     }
@@ -307,10 +307,10 @@ void Tape::fetch_early(c10::Stream stream) {
 
 bool Tape::fetch_ahead() {
   std::vector<std::shared_ptr<Prefetchable>> asked;  // if the graph is dropped meanwhile, they end after the lock
-  const std::unique_lock one_at_a_time(fetch_mutex_, std::try_to_lock);
-  if (!one_at_a_time) {
+  if (!fetch_mutex_.try_lock()) {
     return false;
   }
+  const MutexLock one_at_a_time(fetch_mutex_, std::adopt_lock);
   while (true) {
     std::shared_ptr<Prefetchable> next;
     Id id = 0;
@@ -318,7 +318,7 @@ bool Tape::fetch_ahead() {
     std::uint64_t resets = 0;
     std::optional<std::uint64_t> held_bytes;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const std::size_t from = device_is_full_ ? cursor_ : std::max(cursor_, fetched_to_);
       for (rank = from; rank < order_.size() && next == nullptr; ++rank) {
         if (entries_[order_[rank]].used_in != pass_) {
@@ -345,7 +345,7 @@ bool Tape::fetch_ahead() {
     if (!next->prefetch(held_bytes)) {
       return false;
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const std::optional<std::uint32_t> index = index_locked(id)) {
       guesses_locked(entries_[*index]);
     }
@@ -365,7 +365,7 @@ void Tape::prefetches_now() {
 
 void Tape::make_room(const std::function<bool()>& enough) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     device_is_full_ = true;
   }
   drop_guesses(enough);
@@ -382,12 +382,12 @@ void Tape::guesses_locked(Entry& entry) {
 // in many parts.
 std::vector<Tape::Id> Tape::take_guesses_locked() {
   std::vector<Id> taken = std::exchange(guesses_, {});
-  std::erase_if(taken, [this](Id id) { return !index_locked(id); });
+  std::erase_if(taken, [this](Id id) EBB_REQUIRES(mutex_) { return !index_locked(id); });
   for (const Id id : taken) {
     entries_[*index_locked(id)].guessed = false;
   }
   if (order_.size() == entries_.size()) {
-    std::ranges::sort(taken, std::greater<>(), [this](Id id) { return rank_[*index_locked(id)]; });
+    std::ranges::sort(taken, std::greater<>(), [this](Id id) EBB_REQUIRES(mutex_) { return rank_[*index_locked(id)]; });
   } else {  // some came or went since: the first saved is taken to be needed last
     std::ranges::sort(taken);
   }
@@ -398,15 +398,15 @@ void Tape::drop_guesses(const std::function<bool()>& enough) {
   prefetching_ = false;
   std::vector<Id> guesses;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     guesses = take_guesses_locked();
     fetched_to_ = 0;
     ++resets_;
   }
   for (auto guess = guesses.begin(); guess != guesses.end(); ++guess) {
     if (enough()) {
-      const std::lock_guard lock(mutex_);
-      std::for_each(guess, guesses.end(), [this](Id id) {
+      const MutexLock lock(mutex_);
+      std::for_each(guess, guesses.end(), [this](Id id) EBB_REQUIRES(mutex_) {
         if (const std::optional<std::uint32_t> index = index_locked(id)) {
           guesses_locked(entries_[*index]);
         }
@@ -416,7 +416,7 @@ void Tape::drop_guesses(const std::function<bool()>& enough) {
     }
     std::shared_ptr<Prefetchable> storage;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       const std::optional<std::uint32_t> index = index_locked(*guess);
       storage = index ? entries_[*index].storage.lock() : nullptr;
     }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -13,6 +12,7 @@
 
 #include "policy/least_between.h"
 #include "policy/plan.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -134,15 +134,15 @@ class Tape : public std::enable_shared_from_this<Tape> {
   static constexpr std::uint64_t kFirstPass = 1;
 
   void drop_guesses(const std::function<bool()>& enough);
-  void guesses_locked(Entry& entry);
-  [[nodiscard]] std::vector<Id> take_guesses_locked();
-  void begin_use_locked();
-  void forget_gone_locked();
-  [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const;
-  [[nodiscard]] std::uint64_t signature_locked() const;
-  void recall_order_locked();
-  [[nodiscard]] std::vector<std::uint32_t> planned_order_locked();
-  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const;
+  void guesses_locked(Entry& entry) EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<Id> take_guesses_locked() EBB_REQUIRES(mutex_);
+  void begin_use_locked() EBB_REQUIRES(mutex_);
+  void forget_gone_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::uint64_t signature_locked() const EBB_REQUIRES(mutex_);
+  void recall_order_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::vector<std::uint32_t> planned_order_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const EBB_REQUIRES(mutex_);
   void prefetches_now();
 
   const std::shared_ptr<OrderBook> book_;
@@ -151,35 +151,36 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::atomic<bool> tried_early_{false};
   std::atomic<bool> prefetching_{false};  // told `steps_` so
 
-  std::mutex fetch_mutex_;  // taken before mutex_ and before any storage's lock; at most one thread fetches ahead
+  // Taken before any storage's lock, too; at most one thread prefetches.
+  Mutex fetch_mutex_ EBB_ACQUIRED_BEFORE(mutex_);
 
-  std::mutex mutex_;
-  std::uint64_t candidates_ = 0;   // LOCK: mutex_, as all below
-  std::size_t alive_ = 0;          // that have begun and not ended
-  std::uint64_t saved_bytes_ = 0;  // of the storages that went away
-  std::uint64_t largest_bytes_ = 0;
-  std::uint64_t saved_in_backward_bytes_ = 0;  // that live
-  Id next_id_ = 0;
-  std::vector<Entry> entries_;                      // by id. Fixed by the first use
-  mutable std::optional<std::uint64_t> signature_;  // of entries_, once it was asked for
-  std::size_t gone_ = 0;                            // of the entries
-  LastSave last_save_;
-  std::shared_ptr<StepRecorder> recorder_;
-  std::shared_ptr<const Plan> plan_;
-  std::optional<c10::Stream> last_stream_;  // on which something was saved
-  std::vector<std::uint32_t> order_;        // expected, as indices of entries; fixed by the first use
-  std::vector<std::uint32_t> rank_;         // of each entry in `order_`
-  std::vector<std::uint32_t> observed_;     // what the first pass really did
-  std::uint64_t pass_ = kFirstPass;
-  std::vector<std::uint32_t> part_of_;      // with a plan: by ordinal, the part of backward that begins with its need
-  std::vector<std::uint32_t> last_part_;    // with a plan: of each of `order_`, or kNotPlanned
-  std::optional<LeastBetween> held_bytes_;  // with a plan: BackwardRoom::held_bytes
-  std::uint32_t part_ = 0;                  // in which backward is
-  std::size_t fetched_to_ = 0;              // rank up to which everything unused has been fetched ahead
-  std::uint64_t resets_ = 0;                // of `fetched_to_`
-  std::vector<Id> guesses_;                 // what was fetched ahead since guesses were last given up
-  std::size_t cursor_ = 0;                  // rank behind the last use
-  bool device_is_full_ = false;             // copies ahead were given up for want of room, in this pass
+  Mutex mutex_;
+  std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
+  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;          // that have begun and not ended
+  std::uint64_t saved_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // of the storages that went away
+  std::uint64_t largest_bytes_ EBB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // that live
+  Id next_id_ EBB_GUARDED_BY(mutex_) = 0;
+  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);                      // by id. Fixed by the first use
+  mutable std::optional<std::uint64_t> signature_ EBB_GUARDED_BY(mutex_);  // of entries_, once it was asked for
+  std::size_t gone_ EBB_GUARDED_BY(mutex_) = 0;                            // of the entries
+  LastSave last_save_ EBB_GUARDED_BY(mutex_);
+  std::shared_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
+  std::shared_ptr<const Plan> plan_ EBB_GUARDED_BY(mutex_);
+  std::optional<c10::Stream> last_stream_ EBB_GUARDED_BY(mutex_);  // on which something was saved
+  std::vector<std::uint32_t> order_ EBB_GUARDED_BY(mutex_);  // expected, as indices of entries; fixed by the first use
+  std::vector<std::uint32_t> rank_ EBB_GUARDED_BY(mutex_);   // of each entry in `order_`
+  std::vector<std::uint32_t> observed_ EBB_GUARDED_BY(mutex_);  // what the first pass really did
+  std::uint64_t pass_ EBB_GUARDED_BY(mutex_) = kFirstPass;
+  std::vector<std::uint32_t> part_of_;  // with a plan: by ordinal, the part of backward that begins with its need
+  std::vector<std::uint32_t> last_part_ EBB_GUARDED_BY(mutex_);    // with a plan: of each of `order_`, or kNotPlanned
+  std::optional<LeastBetween> held_bytes_ EBB_GUARDED_BY(mutex_);  // with a plan: BackwardRoom::held_bytes
+  std::uint32_t part_ EBB_GUARDED_BY(mutex_) = 0;                  // in which backward is
+  std::size_t fetched_to_ EBB_GUARDED_BY(mutex_) = 0;   // rank up to which everything unused has been fetched ahead
+  std::uint64_t resets_ EBB_GUARDED_BY(mutex_) = 0;     // of `fetched_to_`
+  std::vector<Id> guesses_ EBB_GUARDED_BY(mutex_);      // what was fetched ahead since guesses were last given up
+  std::size_t cursor_ EBB_GUARDED_BY(mutex_) = 0;       // rank behind the last use
+  bool device_is_full_ EBB_GUARDED_BY(mutex_) = false;  // copies ahead were given up for want of room, in this pass
 };
 
 }  // namespace ebb

@@ -6,17 +6,17 @@
 namespace ebb {
 
 std::shared_ptr<Tape> ThreadSteps::last() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return last_.lock();
 }
 
 void ThreadSteps::begin(const std::shared_ptr<Tape>& step) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   last_ = step;
 }
 
 void ThreadSteps::prefetches(std::weak_ptr<Tape> step) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (prefetching_.size() >= next_cleaning_) {
     std::erase_if(prefetching_, [](const auto& each) { return each.expired(); });
     next_cleaning_ = std::max<std::size_t>(64, 2 * prefetching_.size());
@@ -27,7 +27,7 @@ void ThreadSteps::prefetches(std::weak_ptr<Tape> step) {
 std::vector<std::shared_ptr<Tape>> ThreadSteps::take_prefetching() {
   std::vector<std::weak_ptr<Tape>> taken;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     taken.swap(prefetching_);
   }
   std::vector<std::shared_ptr<Tape>> living;
@@ -40,12 +40,12 @@ std::vector<std::shared_ptr<Tape>> ThreadSteps::take_prefetching() {
 }
 
 bool ThreadSteps::is_idle() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return in_backward() == 0 && last_.expired();
 }
 
 std::shared_ptr<ThreadSteps> StepsOfThreads::here() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::thread::id thread = std::this_thread::get_id();
   if (const auto known = steps_.find(thread); known != steps_.end()) {
     return known->second;
@@ -59,7 +59,7 @@ std::shared_ptr<ThreadSteps> StepsOfThreads::here() {
 
 std::vector<std::shared_ptr<ThreadSteps>> StepsOfThreads::all() {
   std::vector<std::shared_ptr<ThreadSteps>> found;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& [thread, steps] : steps_) {
     found.push_back(steps);
   }

@@ -4,10 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -41,10 +42,10 @@ class ThreadSteps {
 
  private:
   std::atomic<std::size_t> in_backward_{0};
-  std::mutex mutex_;
-  std::weak_ptr<Tape> last_;                      // LOCK: mutex_
-  std::vector<std::weak_ptr<Tape>> prefetching_;  // LOCK: mutex_
-  std::size_t next_cleaning_ = 64;                // LOCK: mutex_. On a thread of the engine nobody takes them
+  Mutex mutex_;
+  std::weak_ptr<Tape> last_ EBB_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Tape>> prefetching_ EBB_GUARDED_BY(mutex_);
+  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // on a thread of the engine nobody takes them
 };
 
 // Those of all threads.
@@ -58,9 +59,9 @@ class StepsOfThreads {
   [[nodiscard]] std::vector<std::shared_ptr<ThreadSteps>> all();
 
  private:
-  std::mutex mutex_;
-  std::unordered_map<std::thread::id, std::shared_ptr<ThreadSteps>> steps_;  // LOCK: mutex_
-  std::size_t next_cleaning_ = 64;                                           // LOCK: mutex_. Threads come and go
+  Mutex mutex_;
+  std::unordered_map<std::thread::id, std::shared_ptr<ThreadSteps>> steps_ EBB_GUARDED_BY(mutex_);
+  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // threads come and go
 };
 
 }  // namespace ebb

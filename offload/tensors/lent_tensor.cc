@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <typeinfo>
 #include <utility>
@@ -16,6 +15,8 @@
 #include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -77,7 +78,7 @@ class Lent {
     if (passes_ == 0) {  // nobody takes it over
       return;
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
                         from.saved, current_node(), std::this_thread::get_id(), from.save, from.is_view});
     count_ = entries_.size();
@@ -114,7 +115,7 @@ class Lent {
       return;
     }
     c10::SmallVector<c10::Storage, 2 * kAtOnce> unused;  // freed after the lock is released
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (Entry& entry : entries_) {
       if (unused.size() + 2 > unused.capacity()) {
         return;
@@ -138,7 +139,7 @@ class Lent {
     if (--passes_ != 0) {
       return;
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (passes_ == 0) {  // else another pass has begun since, whose tensors these may be
       done.swap(entries_);
       count_ = 0;
@@ -167,7 +168,7 @@ class Lent {
   template <typename Done>
   void let_go_of_done(const Done& is_done) noexcept {
     c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::size_t most = std::min(kMost, entries_.size());
     for (std::size_t i = 0; i < most && done.size() < kAtOnce; ++i) {
       next_ = next_ < entries_.size() ? next_ : 0;
@@ -189,7 +190,7 @@ class Lent {
     Memories released;
     c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released, as the next
     c10::SmallVector<Impl, kAtOnce> looked_at;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const std::size_t most = std::min(kMost, entries_.size());
     for (std::size_t i = 0; i < most && std::max(let_go.size(), looked_at.size()) < kAtOnce; ++i) {
       next_to_take_over_ = next_to_take_over_ < entries_.size() ? next_to_take_over_ : 0;
@@ -215,10 +216,10 @@ class Lent {
 
   std::atomic<std::size_t> count_{0};
   std::atomic<std::int64_t> passes_{0};
-  std::mutex mutex_;
-  std::vector<Entry> entries_;         // LOCK: mutex_
-  std::size_t next_ = 0;               // LOCK: mutex_. To look at: whether it is done
-  std::size_t next_to_take_over_ = 0;  // LOCK: mutex_. Whether it may be
+  Mutex mutex_;
+  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);
+  std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;               // to look at: whether it is done
+  std::size_t next_to_take_over_ EBB_GUARDED_BY(mutex_) = 0;  // whether it may be
 };
 
 namespace {

@@ -1,7 +1,6 @@
 #include "offload/tensors/saved_tensor.h"
 
 #include <cstring>
-#include <mutex>
 #include <typeinfo>
 #include <utility>
 
@@ -115,11 +114,10 @@ LentFrom SavedTensor::lent_from() const { return {this, version_.weak(), base_.w
 // In place of the tensor that was saved, of which there is only one without hooks: the program may have kept it as a
 // gradient, and may ask for it once more.
 at::Tensor SavedTensor::itself(c10::Storage storage) {
-  static std::mutex mutex;  // of all saves; held over nothing
   at::Tensor lent = with_storage(tensor_, storage);
   at::Tensor known;  // destroyed after the lock is released
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(handed_mutex_);
     known = at::Tensor(handed_.lock());
     if (known.defined() && known.has_storage() &&
         known.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl()) {

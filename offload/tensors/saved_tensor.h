@@ -9,6 +9,7 @@
 #include "offload/steps/saved_storage.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -67,7 +68,10 @@ class SavedTensor {
   const void* const data_;   // of the tensor's memory at its save, if it is held as it is
   const std::size_t bytes_;  // as data_
   std::optional<SavedStorage::Use> use_;
-  WeakTensor handed_{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // as Handing::kItself
+
+  static inline Mutex handed_mutex_;  // of all saves; held over nothing
+  WeakTensor handed_ EBB_GUARDED_BY(handed_mutex_){
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // as Handing::kItself
 };
 
 }  // namespace ebb

@@ -55,7 +55,7 @@ std::optional<Block> BlockPool::try_acquire(std::size_t bytes) {
   if (std::optional<Block> block = try_lease(bytes)) {
     return block;
   }
-  const std::lock_guard<std::mutex> growing(growth_mutex_);
+  const MutexLock growing(growth_mutex_);
   if (std::optional<Block> block = try_lease(bytes)) {  // another thread grew the pool, or gave something back
     return block;
   }
@@ -66,7 +66,7 @@ std::optional<Block> BlockPool::try_acquire(std::size_t bytes) {
   std::optional<RangeAllocator::Range> range;
   {
     // In one locked region, so that no other thread takes the new bytes before this one.
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     free_.add(grown->address, grown->bytes, {});
     stats_.capacity_bytes += grown->bytes;
     ++stats_.growths;
@@ -76,7 +76,7 @@ std::optional<Block> BlockPool::try_acquire(std::size_t bytes) {
 }
 
 PoolStats BlockPool::stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return stats_;
 }
 
@@ -92,7 +92,7 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
   if (gates.empty()) {
     backing_->discard({address, rounded});
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   free_.add(address, rounded, std::move(gates));
   stats_.now_bytes -= rounded;
 }
@@ -100,7 +100,7 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
 std::optional<Block> BlockPool::try_lease(std::size_t bytes) {
   std::optional<RangeAllocator::Range> range;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     range = take(round_up(bytes));
   }
   if (!range) {
@@ -109,7 +109,7 @@ std::optional<Block> BlockPool::try_lease(std::size_t bytes) {
   return make_block(*std::move(range), bytes);
 }
 
-// Requires growth_mutex_. What it returns holds at least `rounded` bytes and fits under the capacity.
+// What it returns holds at least `rounded` bytes and fits under the capacity.
 std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
   const std::uint64_t capacity = stats().capacity_bytes;
   const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());
@@ -129,7 +129,7 @@ std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
   return grown;
 }
 
-// Requires growth_mutex_. Note [Refusals are remembered]
+// Note [Refusals are remembered]
 std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
   const auto now = std::chrono::steady_clock::now();
   if (refused_bytes_ && now - refused_at_ >= kRefusalLasts) {
@@ -142,13 +142,12 @@ std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
   if (!grown) {
     refused_bytes_ = bytes;
     refused_at_ = std::chrono::steady_clock::now();
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     ++stats_.refusals;
   }
   return grown;
 }
 
-// Requires mutex_.
 std::optional<RangeAllocator::Range> BlockPool::take(std::size_t rounded) {
   std::optional<RangeAllocator::Range> range = free_.take(rounded);
   if (range) {

@@ -4,11 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "streams/base/block.h"
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/range_allocator.h"
 #include "streams/base/tier.h"
@@ -77,23 +77,23 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   friend class Block;
   void release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept;
 
-  std::optional<Block> try_lease(std::size_t bytes);
-  std::optional<Backing::Range> grow(std::size_t rounded);
-  std::optional<Backing::Range> ask_backing(std::size_t bytes);
-  std::optional<RangeAllocator::Range> take(std::size_t rounded);
-  Block make_block(RangeAllocator::Range range, std::size_t bytes);
+  std::optional<Block> try_lease(std::size_t bytes) EBB_EXCLUDES(mutex_);
+  std::optional<Backing::Range> grow(std::size_t rounded) EBB_REQUIRES(growth_mutex_);
+  std::optional<Backing::Range> ask_backing(std::size_t bytes) EBB_REQUIRES(growth_mutex_);
+  std::optional<RangeAllocator::Range> take(std::size_t rounded) EBB_REQUIRES(mutex_);
+  Block make_block(RangeAllocator::Range range, std::size_t bytes) EBB_EXCLUDES(mutex_);
 
   const std::optional<std::uint64_t> capacity_bytes_;
   const std::unique_ptr<Backing, UnlessForked> backing_;
   const ProcessMark process_;
 
-  std::mutex growth_mutex_;                           // taken before mutex_, never after; held while the backing grows
-  std::optional<std::size_t> refused_bytes_;          // LOCK: growth_mutex_. Note [Refusals are remembered]
-  std::chrono::steady_clock::time_point refused_at_;  // LOCK: growth_mutex_
+  Mutex growth_mutex_ EBB_ACQUIRED_BEFORE(mutex_);                          // held while the backing grows
+  std::optional<std::size_t> refused_bytes_ EBB_GUARDED_BY(growth_mutex_);  // Note [Refusals are remembered]
+  std::chrono::steady_clock::time_point refused_at_ EBB_GUARDED_BY(growth_mutex_);
 
-  mutable std::mutex mutex_;
-  RangeAllocator free_;  // LOCK: mutex_
-  PoolStats stats_;      // LOCK: mutex_
+  mutable Mutex mutex_;
+  RangeAllocator free_ EBB_GUARDED_BY(mutex_);
+  PoolStats stats_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -6,20 +6,22 @@ namespace ebb {
 
 void HostCompletion::finish(std::exception_ptr error) noexcept {
   // Notifies under the lock: a waiter that has seen `done_` may destroy this object at once.
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   error_ = std::move(error);
   done_ = true;
   finished_.notify_all();
 }
 
 bool HostCompletion::done() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_;
 }
 
 void HostCompletion::synchronize() const {
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [this] { return done_; });
+  const MutexLock lock(mutex_);
+  while (!done_) {
+    mutex_.wait(finished_);
+  }
   if (error_ != nullptr) {
     std::rethrow_exception(error_);
   }

@@ -2,8 +2,8 @@
 
 #include <condition_variable>
 #include <exception>
-#include <mutex>
 
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 
 namespace ebb {
@@ -22,10 +22,10 @@ class HostCompletion final : public Completion {
   void synchronize() const override;
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable std::condition_variable finished_;
-  bool done_ = false;         // LOCK: mutex_
-  std::exception_ptr error_;  // LOCK: mutex_
+  bool done_ EBB_GUARDED_BY(mutex_) = false;
+  std::exception_ptr error_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

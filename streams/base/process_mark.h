@@ -3,8 +3,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -33,15 +34,12 @@ class ProcessMark {
 
   // Locks `mutex`. In a forked child, which works on as long as the mutex is free: throws as `check` where another
   // thread of the parent may have held it.
-  [[nodiscard]] std::unique_lock<std::mutex> lock(std::mutex& mutex, const char* what) const {
+  void lock(Mutex& mutex, const char* what) const EBB_ACQUIRE(mutex) {
     if (!forked()) {
-      return std::unique_lock(mutex);
-    }
-    std::unique_lock lock(mutex, std::try_to_lock);
-    if (!lock) {
+      mutex.lock();
+    } else if (!mutex.try_lock()) {
       refuse(what);
     }
-    return lock;
   }
 
  private:
@@ -50,6 +48,28 @@ class ProcessMark {
 
   static std::atomic<std::uint64_t> forks_;  // between the first process and this one
   std::uint64_t made_after_;
+};
+
+// Holds a mutex from its construction to its end. In a forked child, which has one thread, and where another thread of
+// the parent may have held the mutex for ever, it holds nothing.
+class EBB_THREAD_SAFETY(scoped_lockable) LockUnlessForked {
+ public:
+  LockUnlessForked(const ProcessMark& made_in, Mutex& mutex) EBB_ACQUIRE(mutex)
+      : mutex_(made_in.forked() ? nullptr : &mutex) {
+    if (mutex_ != nullptr) {
+      mutex_->lock();
+    }
+  }
+  ~LockUnlessForked() EBB_RELEASE() {
+    if (mutex_ != nullptr) {
+      mutex_->unlock();
+    }
+  }
+  LockUnlessForked(const LockUnlessForked&) = delete;
+  LockUnlessForked& operator=(const LockUnlessForked&) = delete;
+
+ private:
+  Mutex* const mutex_;
 };
 
 // A deleter that leaks in a forked child: Note [Forked children].

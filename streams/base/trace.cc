@@ -21,7 +21,7 @@ void Trace::add(const char* name, TraceTrack track, TraceSpan::Time begin, Trace
   if (process_.forked()) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (spans_.size() >= kMaxSpans) {
     return;
   }
@@ -35,7 +35,7 @@ void Trace::add(const char* name, TraceTrack track, TraceSpan::Time begin, Trace
 
 std::vector<TraceSpan> Trace::take() {
   process_.check("this trace");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(spans_, {});
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/trace_span.h"
 
@@ -28,9 +28,9 @@ class Trace {
 
  private:
   const ProcessMark process_;
-  std::mutex mutex_;
-  std::vector<TraceSpan> spans_;                              // LOCK: mutex_
-  std::unordered_map<std::thread::id, std::uint64_t> names_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::vector<TraceSpan> spans_ EBB_GUARDED_BY(mutex_);
+  std::unordered_map<std::thread::id, std::uint64_t> names_ EBB_GUARDED_BY(mutex_);
 };
 
 // What the calling thread does while this lives: a span of the trace, if there is one, and a range for NVTX, which

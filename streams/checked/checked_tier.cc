@@ -2,11 +2,11 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "streams/base/mutex.h"
 #include "streams/checked/happens_before.h"
 #include "streams/checked/watched_cuda_memory.h"
 
@@ -161,7 +161,7 @@ class CheckedTier final : public Tier {
     if (on_gpu()) {
       return actor_of(c10::cuda::CUDAStream(stream));
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto known = actors_.find(stream.id());
     if (known != actors_.end()) {
       return known->second;
@@ -208,8 +208,8 @@ class CheckedTier final : public Tier {
   const std::shared_ptr<Tier> tier_;
   const HappensBefore::Space blocks_;
   const std::string name_;
-  std::mutex mutex_;
-  std::map<c10::StreamId, HappensBefore::Actor> actors_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::map<c10::StreamId, HappensBefore::Actor> actors_ EBB_GUARDED_BY(mutex_);
 };
 
 const bool kDecorates = [] {

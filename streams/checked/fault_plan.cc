@@ -2,7 +2,8 @@
 
 #include <array>
 #include <cstddef>
-#include <mutex>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -16,37 +17,37 @@ struct Plan {
 };
 
 // Constant-initialised and never destroyed: I/O threads of global objects ask until the process ends.
-constinit std::mutex mutex;
-constinit std::array<Plan, kFaultPoints> plans;  // LOCK: mutex
+constinit Mutex mutex;
+constinit std::array<Plan, kFaultPoints> plans EBB_GUARDED_BY(mutex);
 
-Plan& plan_of(FaultPoint point) { return plans.at(static_cast<std::size_t>(point)); }
+Plan& plan_of(FaultPoint point) EBB_REQUIRES(mutex) { return plans.at(static_cast<std::size_t>(point)); }
 
 }  // namespace
 
 void FaultPlan::arm(FaultPoint point, std::uint64_t nth, Extent extent) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   plan_of(point) = {.nth = nth, .extent = extent};
 }
 
 void FaultPlan::disarm() {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   plans = {};
 }
 
 std::uint64_t FaultPlan::calls(FaultPoint point) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   return plan_of(point).calls;
 }
 
 std::uint64_t FaultPlan::failures(FaultPoint point) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   return plan_of(point).failures;
 }
 
 namespace {
 
 bool is_planned(FaultPoint point) noexcept {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   Plan& plan = plan_of(point);
   ++plan.calls;
   const bool planned =

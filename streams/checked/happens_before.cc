@@ -47,29 +47,29 @@ HappensBefore& HappensBefore::instance() {
 }
 
 HappensBefore::Handler HappensBefore::set_handler(Handler handler) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::exchange(handler_, handler);
 }
 
 HappensBefore::Actor HappensBefore::make_actor(std::string name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   names_.emplace(next_actor_, std::move(name));
   streams_[next_actor_];
   return next_actor_++;
 }
 
 HappensBefore::Clock HappensBefore::point(Actor stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Clock& clock = streams_.at(stream);
   merge(clock, host_);  // what the host queued on the stream before this point, it queued knowing that
   // Copies that the host knows of say nothing more, and a stream of a GPU has seen all there ever were.
-  std::erase_if(clock, [this](const auto& entry) { return !names_.contains(entry.first); });
+  std::erase_if(clock, [this](const auto& entry) EBB_REQUIRES(mutex_) { return !names_.contains(entry.first); });
   ++clock[stream];
   return clock;
 }
 
 void HappensBefore::join(Actor actor, const Clock& clock) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (actor != kHost) {
     merge(streams_.at(actor), clock);
     return;
@@ -89,7 +89,7 @@ HappensBefore::Clock HappensBefore::copy(const std::string& name, const std::vec
   Clock clock;
   Handler handler = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const Actor self = next_actor_++;
     names_.emplace(self, name + " #" + std::to_string(self));
     clock = host_;
@@ -98,7 +98,7 @@ HappensBefore::Clock HappensBefore::copy(const std::string& name, const std::vec
     }
     access_locked({self, 1, Kind::kRead}, clock, reads, violations);
     access_locked({self, 1, Kind::kWrite}, clock, writes, violations);
-    std::erase_if(clock, [this](const auto& entry) { return !names_.contains(entry.first); });
+    std::erase_if(clock, [this](const auto& entry) EBB_REQUIRES(mutex_) { return !names_.contains(entry.first); });
     clock[self] = 1;
     handler = handler_;
   }
@@ -110,7 +110,7 @@ void HappensBefore::access(Actor actor, Kind kind, Range range) {
   std::vector<std::string> violations;
   Handler handler = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Clock knows = host_;
     std::uint64_t at = 0;
     if (actor != kHost) {
@@ -128,7 +128,7 @@ void HappensBefore::free_once_idle(Actor stream, Range range) {
   std::vector<std::string> violations;
   Handler handler = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Clock knows = host_;
     for (const auto& [each, clock] : streams_) {
       merge(knows, clock);
@@ -142,7 +142,7 @@ void HappensBefore::free_once_idle(Actor stream, Range range) {
 }
 
 void HappensBefore::forget(Range range) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Segments& segments = segments_[range.space];
   split(segments, range.begin);
   split(segments, range.begin + range.bytes);
@@ -173,10 +173,9 @@ void HappensBefore::access_locked(const Access& access, const Clock& knows, Rang
     segments.erase(segments.lower_bound(range.begin), segments.lower_bound(end));
   }
   if (access.kind == Kind::kMade) {
-    const auto is_behind_a_stream = [this](const Access& earlier) {
-      return earlier.kind != Kind::kRead &&
-             (ordered(earlier, host_) ||
-              std::ranges::any_of(streams_, [&](const auto& stream) { return ordered(earlier, stream.second); }));
+    const auto is_behind_a_stream = [this](const Access& earlier) EBB_REQUIRES(mutex_) {
+      const auto is_before = [&](const auto& stream) EBB_REQUIRES(mutex_) { return ordered(earlier, stream.second); };
+      return earlier.kind != Kind::kRead && (ordered(earlier, host_) || std::ranges::any_of(streams_, is_before));
     };
     for (auto at = segments.lower_bound(range.begin); at != segments.end() && at->first < end; ++at) {
       std::erase_if(at->second.last, is_behind_a_stream);
@@ -191,7 +190,9 @@ void HappensBefore::access_locked(const Access& access, const Clock& knows, Rang
     const auto next = segments.lower_bound(begin);
     if (next != segments.end() && next->first == begin) {
       std::vector<Access>& last = next->second.last;
-      std::erase_if(last, [&](const Access& each) { return each.kind == access.kind && ordered(each, knows); });
+      const auto is_replaced = [&](const Access& each)
+                                   EBB_REQUIRES(mutex_) { return each.kind == access.kind && ordered(each, knows); };
+      std::erase_if(last, is_replaced);
       last.push_back(access);
       begin = next->second.end;
     } else {

@@ -3,10 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -96,20 +97,21 @@ class HappensBefore {
   };
   using Segments = std::map<std::uint64_t, Segment>;  // by first byte; disjoint
 
-  // All LOCK: mutex_.
-  void access_locked(const Access& access, const Clock& knows, Range range, std::vector<std::string>& violations);
-  [[nodiscard]] bool ordered(const Access& earlier, const Clock& knows) const;
+  void access_locked(const Access& access, const Clock& knows, Range range, std::vector<std::string>& violations)
+      EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool ordered(const Access& earlier, const Clock& knows) const EBB_REQUIRES(mutex_);
   static void split(Segments& segments, std::uint64_t at);
-  [[nodiscard]] std::string describe(const Access& access) const;
+  [[nodiscard]] std::string describe(const Access& access) const EBB_REQUIRES(mutex_);
   static void report(const std::vector<std::string>& violations, Handler handler);
 
-  std::mutex mutex_;
-  Handler handler_ = nullptr;           // LOCK: mutex_, as all below
-  std::map<Actor, std::string> names_;  // of streams, and of copies that the host does not know to be done
-  std::map<Actor, Clock> streams_;      // what each is behind
-  Clock host_;                          // streams only: copies that the host knows of are forgotten
-  std::map<Space, Segments> segments_;
-  Actor next_actor_ = 1;
+  Mutex mutex_;
+  Handler handler_ EBB_GUARDED_BY(mutex_) = nullptr;
+  // Of streams, and of copies that the host does not know to be done.
+  std::map<Actor, std::string> names_ EBB_GUARDED_BY(mutex_);
+  std::map<Actor, Clock> streams_ EBB_GUARDED_BY(mutex_);  // what each is behind
+  Clock host_ EBB_GUARDED_BY(mutex_);                      // streams only: copies that the host knows of are forgotten
+  std::map<Space, Segments> segments_ EBB_GUARDED_BY(mutex_);
+  Actor next_actor_ EBB_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace ebb

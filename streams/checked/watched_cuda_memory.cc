@@ -4,13 +4,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -21,7 +22,7 @@ using Action = allocator::TraceEntry::Action;
 class Actors {
  public:
   HappensBefore::Actor of(c10::DeviceIndex device, cudaStream_t stream) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto [at, is_new] = actors_.try_emplace({device, stream}, HappensBefore::kHost);
     if (is_new) {
       at->second = HappensBefore::instance().make_actor("stream " + std::to_string(actors_.size()) + " of GPU " +
@@ -31,8 +32,8 @@ class Actors {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::pair<c10::DeviceIndex, cudaStream_t>, HappensBefore::Actor> actors_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::map<std::pair<c10::DeviceIndex, cudaStream_t>, HappensBefore::Actor> actors_ EBB_GUARDED_BY(mutex_);
 };
 
 Actors& actors() {

@@ -3,8 +3,8 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 
+#include "streams/base/mutex.h"
 #include "streams/disk/io_job.h"
 
 namespace ebb {
@@ -27,10 +27,10 @@ class IoBacklog {
   void close() noexcept;
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<IoJob>> jobs_;  // LOCK: mutex_
-  bool closed_ = false;                      // LOCK: mutex_
+  std::deque<std::shared_ptr<IoJob>> jobs_ EBB_GUARDED_BY(mutex_);
+  bool closed_ EBB_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ebb

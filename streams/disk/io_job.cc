@@ -50,7 +50,7 @@ std::optional<IoChunk> IoJob::next_chunk() {
 }
 
 void IoJob::finish_chunk(std::exception_ptr error) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (error_ == nullptr) {
     error_ = std::move(error);
   }

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "streams/base/host_completion.h"
+#include "streams/base/mutex.h"
 #include "streams/base/trace_span.h"
 #include "streams/disk/io_request.h"
 
@@ -58,9 +58,9 @@ class IoJob {
   std::size_t bytes_handed_out_ = 0;
   TraceSpan::Time begin_;  // where there is a trace
 
-  std::mutex mutex_;
-  std::size_t chunks_left_;   // LOCK: mutex_
-  std::exception_ptr error_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::size_t chunks_left_ EBB_GUARDED_BY(mutex_);
+  std::exception_ptr error_ EBB_GUARDED_BY(mutex_);
 
   const std::shared_ptr<HostCompletion> completion_ = std::make_shared<HostCompletion>();
 };

@@ -99,7 +99,7 @@ void* MmapAllocator::map(std::size_t bytes) {
 
 // The block of this size that was freed last: its pages are the likeliest to be in the processor's caches.
 void* MmapAllocator::take_cached(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const Block& b) { return b.bytes == bytes; });
   if (found == cached_.rend()) {
     return nullptr;
@@ -111,7 +111,7 @@ void* MmapAllocator::take_cached(std::size_t bytes) {
 }
 
 void MmapAllocator::add_in_use(Block block) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   try {
     in_use_.emplace(block.data, block.bytes);
   } catch (...) {
@@ -122,7 +122,7 @@ void MmapAllocator::add_in_use(Block block) {
 }
 
 std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = in_use_.find(data);
   if (found == in_use_.end()) {
     return std::nullopt;
@@ -137,7 +137,7 @@ std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
 void MmapAllocator::cache(Block block) {
   std::optional<Block> displaced;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (cached_.size() == kCacheBlocks) {
       displaced = take_oldest();
     }
@@ -156,7 +156,7 @@ void MmapAllocator::empty_cache() {
   while (true) {
     std::optional<Block> oldest;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (cached_.empty()) {
         return;
       }
@@ -167,12 +167,11 @@ void MmapAllocator::empty_cache() {
 }
 
 std::optional<MmapAllocator::Block> MmapAllocator::take_excess() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart) ? std::optional(take_oldest())
                                                                            : std::nullopt;
 }
 
-// LOCK: mutex_
 MmapAllocator::Block MmapAllocator::take_oldest() {
   const Block oldest = cached_.front();
   cached_.erase(cached_.begin());
@@ -181,7 +180,7 @@ MmapAllocator::Block MmapAllocator::take_oldest() {
 }
 
 MmapAllocator::Bytes MmapAllocator::bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return bytes_;
 }
 

@@ -2,12 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include <c10/core/Allocator.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -68,8 +69,8 @@ class MmapAllocator final : public c10::Allocator {
 
   MmapAllocator();
   static void release(void* data);
-  static void lock_before_fork();
-  static void unlock_after_fork();
+  static void lock_before_fork() EBB_ACQUIRE(instance().mutex_);
+  static void unlock_after_fork() EBB_RELEASE(instance().mutex_);
 
   [[nodiscard]] void* map(std::size_t bytes);
   [[nodiscard]] void* take_cached(std::size_t bytes);
@@ -78,14 +79,13 @@ class MmapAllocator final : public c10::Allocator {
   void cache(Block block);
   void empty_cache();
   [[nodiscard]] std::optional<Block> take_excess();
-  [[nodiscard]] Block take_oldest();
+  [[nodiscard]] Block take_oldest() EBB_REQUIRES(mutex_);
 
   c10::Allocator& inner_;
-  mutable std::mutex mutex_;
-  // LOCK: mutex_ for the following.
-  std::unordered_map<void*, std::size_t> in_use_;  // sizes by address
-  std::vector<Block> cached_;                      // the one that was freed first is the first
-  Bytes bytes_;
+  mutable Mutex mutex_;
+  std::unordered_map<void*, std::size_t> in_use_ EBB_GUARDED_BY(mutex_);  // sizes by address
+  std::vector<Block> cached_ EBB_GUARDED_BY(mutex_);                      // the one that was freed first is the first
+  Bytes bytes_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -5,7 +5,7 @@
 namespace ebb {
 
 void SpillChecksums::start_write(std::uint64_t offset, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto first = pieces_.lower_bound(offset);
   if (first != pieces_.begin()) {
     const auto before = std::prev(first);
@@ -16,20 +16,20 @@ void SpillChecksums::start_write(std::uint64_t offset, std::size_t bytes) {
 }
 
 void SpillChecksums::finish_write(std::uint64_t offset, std::uint64_t checksum) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto piece = pieces_.find(offset); piece != pieces_.end()) {
     piece->second.checksum = checksum;
   }
 }
 
 std::optional<std::uint64_t> SpillChecksums::find(std::uint64_t offset, std::size_t bytes) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto piece = pieces_.find(offset);
   return piece != pieces_.end() && piece->second.bytes == bytes ? piece->second.checksum : std::nullopt;
 }
 
 std::size_t SpillChecksums::size() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return pieces_.size();
 }
 

@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -33,8 +34,8 @@ class SpillChecksums {
     std::optional<std::uint64_t> checksum;  // nullopt: being written, or the write failed
   };
 
-  mutable std::mutex mutex_;
-  std::map<std::uint64_t, Piece> pieces_;  // LOCK: mutex_; by offset, disjoint
+  mutable Mutex mutex_;
+  std::map<std::uint64_t, Piece> pieces_ EBB_GUARDED_BY(mutex_);  // by offset, disjoint
 };
 
 }  // namespace ebb

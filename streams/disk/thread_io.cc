@@ -38,7 +38,7 @@ bool ThreadIo::start_next(IoSlot& slot) {
   std::shared_ptr<IoJob> job;
   std::optional<IoChunk> chunk;
   {
-    const std::lock_guard lock(next_mutex_);
+    const MutexLock lock(next_mutex_);
     while (!chunk.has_value()) {
       if (current_ == nullptr) {
         current_ = backlog_.pop();

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "streams/base/mutex.h"
 #include "streams/disk/io_job.h"
 #include "streams/disk/io_queue.h"
 #include "streams/disk/io_slot.h"
@@ -27,8 +27,8 @@ class ThreadIo final : public IoQueue {
 
   // Held while waiting for a request and for its gates: one worker does so for all, the others finish what they have
   // and queue up behind it. That is what keeps requests in order.
-  std::mutex next_mutex_;
-  std::shared_ptr<IoJob> current_;  // LOCK: next_mutex_; the job whose chunks are being handed out
+  Mutex next_mutex_;
+  std::shared_ptr<IoJob> current_ EBB_GUARDED_BY(next_mutex_);  // the job whose chunks are being handed out
 
   std::vector<std::jthread> threads_;  // the last member: joined before the others go
 };

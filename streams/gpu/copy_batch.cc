@@ -30,7 +30,7 @@ CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optio
 }
 
 bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (open_ == nullptr || stream != stream_) {
     return false;
   }
@@ -52,7 +52,7 @@ bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, 
 }
 
 std::shared_ptr<const CudaEvent> CopyBatch::queued() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (open_ != nullptr) {
     queue_locked();
   }

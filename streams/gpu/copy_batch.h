@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,6 +13,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 #include "streams/gpu/cuda_event.h"
 #include "streams/gpu/gpu_times.h"
@@ -66,10 +66,10 @@ class CopyBatch final : public Completion {
     std::uint64_t bytes = 0;
   };
 
-  void queue_locked() const noexcept;  // LOCK: mutex_, as the three below
-  void queue_copies() const;
-  void pass_gates() const;
-  void hand_over() const;
+  void queue_locked() const noexcept EBB_REQUIRES(mutex_);
+  void queue_copies() const EBB_REQUIRES(mutex_);
+  void pass_gates() const EBB_REQUIRES(mutex_);
+  void hand_over() const EBB_REQUIRES(mutex_);
 
   const c10::cuda::CUDAStream lane_;
   const cudaMemcpyKind kind_;
@@ -77,11 +77,11 @@ class CopyBatch final : public Completion {
   CudaEventPool& events_;
   const std::shared_ptr<GpuTimes> times_;
 
-  mutable std::mutex mutex_;
-  mutable std::unique_ptr<Copies> open_;            // LOCK: mutex_. Null once they are queued
-  mutable std::atomic<State> state_{State::kOpen};  // what it says of the two below is fixed
-  mutable std::shared_ptr<const CudaEvent> done_;   // kQueued
-  mutable std::exception_ptr error_;                // kFailed
+  mutable Mutex mutex_;
+  mutable std::unique_ptr<Copies> open_ EBB_GUARDED_BY(mutex_);  // null once they are queued
+  mutable std::atomic<State> state_{State::kOpen};               // what it says of the two below is fixed
+  mutable std::shared_ptr<const CudaEvent> done_;                // kQueued
+  mutable std::exception_ptr error_;                             // kFailed
 };
 
 }  // namespace ebb

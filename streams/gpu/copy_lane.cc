@@ -36,7 +36,7 @@ CopyLane::CopyLane(c10::Device device, cudaMemcpyKind kind, Where where, Small s
 Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After& after) {
   const Gates gates = this->gates(after);  // without the lock: one may be a batch of this very lane
   const auto streams = in_force(WaitPoint::kLaneGates) ? after.streams() : std::span<const c10::Stream>();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (small_ == Small::kBatched && bytes <= CopyBatch::kLargestCopy && streams.size() <= 1) {
     return join_batch(to, from, bytes, gates, streams);
   }
@@ -88,7 +88,7 @@ Ticket CopyLane::join_batch(void* to, const void* from, std::size_t bytes, const
 }
 
 void CopyLane::flush() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   close_batch();
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <span>
 
 #include <c10/cuda/CUDAStream.h>
@@ -10,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include "streams/base/after.h"
+#include "streams/base/mutex.h"
 #include "streams/gpu/copy_batch.h"
 #include "streams/gpu/cuda_event.h"
 #include "streams/gpu/gpu_times.h"
@@ -37,11 +37,12 @@ class CopyLane {
  private:
   using Gates = c10::SmallVector<std::shared_ptr<const CudaEvent>, 4>;
 
-  [[nodiscard]] Gates gates(const After& after) const;
+  [[nodiscard]] Gates gates(const After& after) const EBB_EXCLUDES(mutex_);
   [[nodiscard]] Ticket join_batch(void* to, const void* from, std::size_t bytes, const Gates& gates,
-                                  std::span<const c10::Stream> streams);
-  [[nodiscard]] Ticket copy_alone(c10::cuda::CUDAStream stream, void* to, const void* from, std::size_t bytes);
-  void close_batch() noexcept;  // LOCK: mutex_
+                                  std::span<const c10::Stream> streams) EBB_REQUIRES(mutex_);
+  [[nodiscard]] Ticket copy_alone(c10::cuda::CUDAStream stream, void* to, const void* from, std::size_t bytes)
+      EBB_REQUIRES(mutex_);
+  void close_batch() noexcept EBB_REQUIRES(mutex_);
 
   const c10::Device device_;
   const cudaMemcpyKind kind_;
@@ -51,8 +52,8 @@ class CopyLane {
   const std::shared_ptr<GpuTimes> times_;
   CudaEventPool& events_;
 
-  std::mutex mutex_;                  // held while copies are queued
-  std::shared_ptr<CopyBatch> batch_;  // LOCK: mutex_. The last one
+  Mutex mutex_;                                              // held while copies are queued
+  std::shared_ptr<CopyBatch> batch_ EBB_GUARDED_BY(mutex_);  // the last one
 };
 
 // The event that a ticket stands for; null if there is nothing left to wait for. Queues a batch; waits for a ticket

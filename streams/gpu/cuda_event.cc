@@ -13,9 +13,9 @@ namespace ebb {
 
 CudaEventPool& CudaEventPool::of(c10::Device device, Timing timing) {
   using Pools = std::map<std::pair<c10::DeviceIndex, Timing>, std::unique_ptr<CudaEventPool>>;
-  static std::mutex mutex;
-  static auto* const pools = new Pools;  // Note [Events are never destroyed]
-  const std::lock_guard lock(mutex);
+  static Mutex mutex;
+  static auto* const pools EBB_PT_GUARDED_BY(mutex) = new Pools;  // Note [Events are never destroyed]
+  const MutexLock lock(mutex);
   std::unique_ptr<CudaEventPool>& pool = (*pools)[{device.index(), timing}];
   if (pool == nullptr) {
     pool.reset(new CudaEventPool(device, timing));
@@ -30,7 +30,7 @@ std::shared_ptr<const CudaEvent> CudaEventPool::record(c10::cuda::CUDAStream str
 cudaEvent_t CudaEventPool::take() {
   C10_CUDA_CHECK(fails(FaultPoint::kEventCreation) ? cudaErrorMemoryAllocation : cudaSuccess);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!free_.empty()) {
       const cudaEvent_t event = free_.back();
       free_.pop_back();
@@ -45,7 +45,7 @@ cudaEvent_t CudaEventPool::take() {
 }
 
 void CudaEventPool::give_back(cudaEvent_t event) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   try {
     free_.push_back(event);
   } catch (...) {  // no memory for the list: this one event is lost

@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 
 namespace ebb {
@@ -50,8 +50,8 @@ class CudaEventPool {
   const c10::Device device_;
   const Timing timing_;
   static inline std::atomic<std::uint64_t> made_{0};
-  std::mutex mutex_;
-  std::vector<cudaEvent_t> free_;  // LOCK: mutex_
+  Mutex mutex_;
+  std::vector<cudaEvent_t> free_ EBB_GUARDED_BY(mutex_);
 };
 
 // A ticket on the GPU: an event that was recorded when the ticket was made, so that no wait can meet an event that was

@@ -37,7 +37,7 @@ std::shared_ptr<const CudaEvent> GpuTimes::record_for_trace(c10::cuda::CUDAStrea
 
 void GpuTimes::add(TraceTrack track, std::uint64_t bytes, std::shared_ptr<const CudaEvent> before,
                    std::shared_ptr<const CudaEvent> after) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::deque<Span>& open = open_.at(static_cast<std::size_t>(track));
   try {
     open.push_back({bytes, std::move(before), std::move(after)});
@@ -50,7 +50,7 @@ void GpuTimes::add(TraceTrack track, std::uint64_t bytes, std::shared_ptr<const 
 }
 
 StallStats GpuTimes::stall_stats() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   settle_finished();
   return stalls_;
 }
@@ -59,7 +59,7 @@ void GpuTimes::update_trace() {
   if (trace_ == nullptr) {
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   settle_finished();
   auto base = record(*clock_stream_);
   base->synchronize();
@@ -97,7 +97,7 @@ void GpuTimes::settle(TraceTrack track, const Span& span) {
 
 void GpuTimes::add_to_trace(TraceTrack track, const Span& span, float ms_long) {
   using Ms = std::chrono::duration<double, std::milli>;
-  const auto after_base = [this](double ms) {
+  const auto after_base = [this](double ms) EBB_REQUIRES(mutex_) {
     return base_time_ + std::chrono::duration_cast<TraceSpan::Time::duration>(Ms(ms));
   };
   const double begin = span.before->ms_since(*base_);

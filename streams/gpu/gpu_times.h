@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
 #include "streams/gpu/cuda_event.h"
@@ -54,20 +54,20 @@ class GpuTimes {
     std::shared_ptr<const CudaEvent> after;
   };
 
-  // LOCK: mutex_, for all three.
-  void settle_finished() noexcept;
-  void settle(TraceTrack track, const Span& span);
-  void add_to_trace(TraceTrack track, const Span& span, float ms_long);
+  void settle_finished() noexcept EBB_REQUIRES(mutex_);
+  void settle(TraceTrack track, const Span& span) EBB_REQUIRES(mutex_);
+  void add_to_trace(TraceTrack track, const Span& span, float ms_long) EBB_REQUIRES(mutex_);
 
   CudaEventPool& events_;
   const std::shared_ptr<Trace> trace_;
   const std::optional<c10::cuda::CUDAStream> clock_stream_;  // with a trace. ebb gives it no other work
 
-  std::mutex mutex_;
-  std::array<std::deque<Span>, kTraceTracks> open_;  // LOCK: mutex_, as all below. Of each track, oldest first
-  std::shared_ptr<const CudaEvent> base_;            // a point that is known on both clocks, if there is a trace
-  TraceSpan::Time base_time_;
-  StallStats stalls_;
+  Mutex mutex_;
+  std::array<std::deque<Span>, kTraceTracks> open_ EBB_GUARDED_BY(mutex_);  // of each track, oldest first
+  // A point that is known on both clocks, if there is a trace.
+  std::shared_ptr<const CudaEvent> base_ EBB_GUARDED_BY(mutex_);
+  TraceSpan::Time base_time_ EBB_GUARDED_BY(mutex_);
+  StallStats stalls_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

@@ -69,7 +69,7 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     wait_beside_capture(*event);
     return;
   }
-  const std::lock_guard lock(wait_mutex_);
+  const MutexLock lock(wait_mutex_);
   auto before = times_->record(compute);
   event->block(compute);
   times_->add(TraceTrack::kCompute, 0, std::move(before), times_->record(compute));

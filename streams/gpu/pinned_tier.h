@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "streams/base/block_pool.h"
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
 #include "streams/gpu/copy_lane.h"
@@ -59,7 +59,7 @@ class PinnedTier final : public Tier {
   CopyLane out_lane_;
   CopyLane in_lane_;
   const std::shared_ptr<BlockPool> pool_;
-  std::mutex wait_mutex_;  // keeps a stall's two events together
+  Mutex wait_mutex_;  // keeps a stall's two events together
 };
 
 }  // namespace ebb

@@ -25,7 +25,7 @@ struct SimulatedMemory::Header {
 
 void* SimulatedMemory::take(std::size_t bytes, c10::StreamId stream) {
   static_assert(sizeof(Header) <= kAlignment);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   bytes_.now += bytes;
   bytes_.peak = std::max(bytes_.peak, bytes_.now);
   std::vector<void*>& free = free_[{stream, bytes}];
@@ -47,7 +47,7 @@ void* SimulatedMemory::take(std::size_t bytes, c10::StreamId stream) {
 
 void SimulatedMemory::give(void* address) noexcept {
   const Header& given = header(address);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   free_[{given.stream, given.bytes}].push_back(address);
   bytes_.now -= given.bytes;
 }
@@ -59,12 +59,12 @@ std::size_t SimulatedMemory::bytes_of(void* address) { return header(address).by
 SimulatedMemory& SimulatedMemory::owner(void* address) { return *header(address).owner; }
 
 SimulatedMemory::Bytes SimulatedMemory::bytes() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return bytes_;
 }
 
 void SimulatedMemory::reset_peak() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   bytes_.peak = bytes_.now;
 }
 

@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include <c10/core/Stream.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 
@@ -56,10 +57,10 @@ class SimulatedMemory {
     void operator()(void* memory) const noexcept;
   };
 
-  mutable std::mutex mutex_;
-  std::map<std::pair<c10::StreamId, std::size_t>, std::vector<void*>> free_;  // LOCK: mutex_
-  std::vector<std::unique_ptr<void, Free>> all_;                              // LOCK: mutex_
-  Bytes bytes_;                                                               // LOCK: mutex_
+  mutable Mutex mutex_;
+  std::map<std::pair<c10::StreamId, std::size_t>, std::vector<void*>> free_ EBB_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<void, Free>> all_ EBB_GUARDED_BY(mutex_);
+  Bytes bytes_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

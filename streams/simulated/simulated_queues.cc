@@ -21,7 +21,7 @@ SimulatedQueues::~SimulatedQueues() {
 }
 
 Ticket SimulatedQueues::push(SimulatedQueueId queue, std::function<void()> work, std::vector<Ticket> after) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto operation = std::make_shared<SimulatedOperation>(shared_from_this(), queue, std::move(work), std::move(after));
   waiting_[queue].push_back(operation);
   let_run();
@@ -29,13 +29,13 @@ Ticket SimulatedQueues::push(SimulatedQueueId queue, std::function<void()> work,
 }
 
 void SimulatedQueues::force(const SimulatedOperation& operation) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   force_locked(operation);
   let_run();
 }
 
 void SimulatedQueues::run_all() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto has_some = [](const auto& entry) { return !entry.second.empty(); };
   for (auto at = std::ranges::find_if(waiting_, has_some); at != waiting_.end();
        at = std::ranges::find_if(waiting_, has_some)) {
@@ -44,7 +44,7 @@ void SimulatedQueues::run_all() {
 }
 
 std::uint64_t SimulatedQueues::forced_points() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return forced_points_;
 }
 

@@ -5,10 +5,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <vector>
 
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 #include "streams/simulated/simulated_operation.h"
 
@@ -50,20 +50,20 @@ class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
  private:
   using Operation = std::shared_ptr<SimulatedOperation>;
 
-  void force_locked(const SimulatedOperation& operation);
-  const SimulatedOperation* first_unmet(const SimulatedOperation& operation);
-  void let_run();
-  std::vector<Operation> ready() const;
-  void run(const SimulatedOperation& wanted);
+  void force_locked(const SimulatedOperation& operation) EBB_REQUIRES(mutex_);
+  const SimulatedOperation* first_unmet(const SimulatedOperation& operation) EBB_REQUIRES(mutex_);
+  void let_run() EBB_REQUIRES(mutex_);
+  std::vector<Operation> ready() const EBB_REQUIRES(mutex_);
+  void run(const SimulatedOperation& wanted) EBB_REQUIRES(mutex_);
 
   const Schedule schedule_;
 
   // Recursive: work that frees memory queues the poisoning.
-  mutable std::recursive_mutex mutex_;
-  std::map<SimulatedQueueId, std::deque<Operation>> waiting_;  // LOCK: mutex_
-  std::mt19937_64 random_;                                     // LOCK: mutex_
-  std::uint64_t forced_points_ = 0;                            // LOCK: mutex_
-  bool running_ = false;                                       // LOCK: mutex_
+  mutable RecursiveMutex mutex_;
+  std::map<SimulatedQueueId, std::deque<Operation>> waiting_ EBB_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ EBB_GUARDED_BY(mutex_);
+  std::uint64_t forced_points_ EBB_GUARDED_BY(mutex_) = 0;
+  bool running_ EBB_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ebb

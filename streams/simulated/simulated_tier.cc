@@ -66,7 +66,7 @@ void SimulatedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     return;
   }
   if (!ticket->done()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     ++forced_waits_;
   }
   ticket->synchronize();
@@ -107,7 +107,7 @@ Ticket SimulatedTier::copy_in(void* to, const Block& from, const After& after) {
 }
 
 StallStats SimulatedTier::stall_stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t forced = forced_waits_ + queues_->forced_points();
   return {.count = forced, .total_ms = static_cast<double>(forced)};
 }
@@ -121,7 +121,7 @@ Ticket SimulatedTier::compute(c10::Stream stream, std::function<void()> kernel) 
 }
 
 void SimulatedTier::fail_copy(std::uint64_t nth) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   copies_until_failure_ = nth;
 }
 
@@ -152,7 +152,7 @@ Ticket SimulatedTier::copy(SimulatedQueueId::Kind lane, void* to, const void* fr
 }
 
 bool SimulatedTier::next_copy_fails() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return copies_until_failure_ > 0 && --copies_until_failure_ == 0;
 }
 

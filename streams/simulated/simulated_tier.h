@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 
 #include "streams/base/block_pool.h"
+#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 #include "streams/simulated/simulated_memory.h"
 #include "streams/simulated/simulated_queues.h"
@@ -74,9 +74,9 @@ class SimulatedTier final : public Tier {
   const std::shared_ptr<BlockPool> pool_;
   const std::shared_ptr<SimulatedQueues> queues_;  // the first to go: what it drops, the pool need not wait for
 
-  mutable std::mutex mutex_;
-  std::uint64_t copies_until_failure_ = 0;  // LOCK: mutex_; 0 for no failure
-  std::uint64_t forced_waits_ = 0;          // LOCK: mutex_; of immediate compute
+  mutable Mutex mutex_;
+  std::uint64_t copies_until_failure_ EBB_GUARDED_BY(mutex_) = 0;  // 0 for no failure
+  std::uint64_t forced_waits_ EBB_GUARDED_BY(mutex_) = 0;          // of immediate compute
 };
 
 }  // namespace ebb
