@@ -11,6 +11,7 @@
 
 #include "offload/autograd/region_saves.h"
 #include "offload/base/backward_pass.h"
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/recompute/graph_recipe.h"
