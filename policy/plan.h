@@ -15,7 +15,7 @@ struct Limits {
   std::uint64_t host_bytes = kUnlimited;    // of what is offloaded, at once
 };
 
-// How fast copies are. Measured on the machine (bench/link.cc).
+// How fast copies are. Measured on the machine (bench/link).
 struct LinkRates {
   double out_bytes_per_ms = 55e6;
   double in_bytes_per_ms = 55e6;

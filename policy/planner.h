@@ -18,7 +18,7 @@ namespace ebb {
 // then it is taken that no number between does. (In 1350 random steps of 50 to 199 storages near the least memory,
 // pairs of the two numbers fit in 413; 2 of these plans were lost.) Then single decisions are changed, then two
 // together, and so on, for as many tries as the size allows. test/policy/planner_test.cc compares with all possible
-// plans of small steps, planner_long_step_test.cc with pairs of two such numbers; bench/planning.cc times it.
+// plans of small steps, planner_long_step_test.cc with pairs of two such numbers; bench/planning times it.
 //
 // Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the
 // least memory over the limits, with `fits` false.

@@ -32,7 +32,7 @@ class Options:
     warm_up: int = 3
     pairs: int = 10
     check: bool = True
-    step: Path = REPOSITORY / "bazel-bin/bench/step"  # the C++ program
+    step: Path = REPOSITORY / "bazel-bin/bench/step/step"  # the C++ program
     out: Path | None = None
 
     def chosen_shape(self) -> Shape:
@@ -104,7 +104,7 @@ def parse_options(description: str) -> Options:
     parser.add_argument(
         "--check", action=argparse.BooleanOptionalAction, help="compare the peers' gradients bit by bit"
     )
-    parser.add_argument("--step", type=Path, help="the C++ program (default: bazel-bin/bench/step)")
+    parser.add_argument("--step", type=Path, help="the C++ program (default: bazel-bin/bench/step/step)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the results here as JSON")
     options = Options(**vars(parser.parse_args()))
     return replace(options, device=full_device_name(options.device))

@@ -1,6 +1,5 @@
 #include "offload/base/log.h"
 
-#include <array>
 #include <atomic>
 
 #include <spdlog/spdlog.h>
@@ -44,16 +43,5 @@ void log_debug(std::string_view message) noexcept { log(spdlog::level::debug, me
 void keep_log_alive() { static const LogsEnd logs_end; }
 
 bool debug_log_wanted() { return !LogsEnd::over() && spdlog::should_log(spdlog::level::debug); }
-
-std::string human_bytes(std::uint64_t bytes) {
-  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
 
 }  // namespace ebb

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <string_view>
 
 namespace ebb {
@@ -15,8 +13,5 @@ void log_debug(std::string_view message) noexcept;
 
 // Has the logger end after what is being made, which logs in its destructor and may be a static object.
 void keep_log_alive();
-
-// "64.0 MiB"
-[[nodiscard]] std::string human_bytes(std::uint64_t bytes);
 
 }  // namespace ebb

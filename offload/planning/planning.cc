@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/planning/step_recorder.h"
 #include "streams/base/mutex.h"

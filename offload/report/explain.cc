@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "offload/base/log.h"
+#include "offload/base/human_bytes.h"
 
 namespace ebb {
 namespace {

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/report/counted_storage.h"
 

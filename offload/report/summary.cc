@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "offload/base/log.h"
+#include "offload/base/human_bytes.h"
 
 namespace ebb {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/recompute/graph_recipe.h"

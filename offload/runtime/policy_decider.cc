@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/report/summary.h"
 #include "offload/residency/residency.h"

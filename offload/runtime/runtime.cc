@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/device_meter.h"
 #include "offload/planning/planning.h"

@@ -1,8 +1,9 @@
-#include "bench/bytes.h"
+#include "examples/common/bytes.h"
 
 #include <stdexcept>
 #include <string_view>
 
+#include "offload/base/human_bytes.h"
 #include "test/fuzz/targets.h"
 
 namespace ebb {
@@ -18,7 +19,7 @@ void fuzz_bytes(FuzzInput input) {
   try {
     const std::uint64_t bytes = parse_bytes(text);
     require_of_parser(bytes >= 1 && bytes < (std::uint64_t{1} << 63), "a size outside of its range");
-    require_of_parser(!format_bytes(bytes).empty(), "a size that is shown as nothing");
+    require_of_parser(!human_bytes(bytes).empty(), "a size that is shown as nothing");
   } catch (const std::invalid_argument& error) {
     const std::string_view shown = text.substr(0, text.find('\0'));  // what() ends at the first NUL
     require_of_parser(std::string_view(error.what()).substr(1).starts_with(shown), "an error without the text");

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/llama_config.h"
-#include "bench/step_options.h"
-#include "bench/train/options.h"
+#include "bench/step/options.h"
+#include "examples/llama/config.h"
+#include "examples/train/options.h"
 #include "test/fuzz/targets.h"
 
 namespace ebb {

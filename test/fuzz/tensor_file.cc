@@ -1,4 +1,4 @@
-#include "bench/tensor_file.h"
+#include "examples/train/tensor_file.h"
 
 #include <algorithm>
 #include <vector>

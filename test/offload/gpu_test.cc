@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "bench/llama.h"
+#include "examples/llama/llama.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "policy/minimum_size.h"

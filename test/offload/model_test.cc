@@ -1,11 +1,11 @@
-// The language model of bench/, trained for a few steps.
+// The language model of examples/, trained for a few steps.
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <catch2/catch.hpp>
 
-#include "bench/llama.h"
+#include "examples/llama/llama.h"
 #include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/minimum_size.h"

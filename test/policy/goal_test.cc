@@ -7,7 +7,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "bench/random_step.h"
+#include "bench/planning/random_step.h"
 #include "policy/budget.h"
 #include "policy/planner.h"
 #include "policy/predict.h"

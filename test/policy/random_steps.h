@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "bench/random_step.h"
+#include "bench/planning/random_step.h"
 #include "policy/plan.h"
 
 namespace ebb {

@@ -22,7 +22,7 @@
 #include <CLI/CLI.hpp>
 #include <torch/utils.h>
 
-#include "bench/device.h"
+#include "examples/common/device.h"
 #include "test/soak/footprint.h"
 #include "test/soak/held_graphs.h"
 #include "test/soak/tiny_training.h"

@@ -1,8 +1,10 @@
-#include "bench/bytes.h"
+#include "examples/common/bytes.h"
 
 #include <stdexcept>
 
 #include <catch2/catch.hpp>
+
+#include "offload/base/human_bytes.h"
 
 namespace ebb {
 
@@ -25,11 +27,11 @@ TEST_CASE("what is no size is refused with its text", "[train]") {
 }
 
 TEST_CASE("a number of bytes is shown in the largest unit that it fills", "[train]") {
-  CHECK(format_bytes(0) == "0 B");
-  CHECK(format_bytes(1023) == "1023 B");
-  CHECK(format_bytes(1024) == "1.0 KiB");
-  CHECK(format_bytes(std::uint64_t{22} << 20) == "22.0 MiB");
-  CHECK(format_bytes(std::uint64_t{3} << 29) == "1.5 GiB");
+  CHECK(human_bytes(0) == "0 B");
+  CHECK(human_bytes(1023) == "1023 B");
+  CHECK(human_bytes(1024) == "1.0 KiB");
+  CHECK(human_bytes(std::uint64_t{22} << 20) == "22.0 MiB");
+  CHECK(human_bytes(std::uint64_t{3} << 29) == "1.5 GiB");
 }
 
 }  // namespace ebb

@@ -6,7 +6,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "bench/tensor_file.h"
+#include "examples/train/tensor_file.h"
 #include "test/train/program.h"
 #include "test/train/tiny_run.h"
 

@@ -1,4 +1,4 @@
-#include "bench/fits_search.h"
+#include "bench/fits/search.h"
 
 #include <catch2/catch.hpp>
 

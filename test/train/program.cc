@@ -14,15 +14,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Bazel starts a test in the folder of its data; started by hand it lies beside bench/ or under bazel-bin/.
+// Bazel starts a test in the folder of its data; started by hand it lies beside examples/ or under bazel-bin/.
 fs::path find_program(const std::string& name) {
   for (const char* root : {".", "bazel-bin"}) {
-    auto path = fs::absolute(fs::path(root) / "bench" / name);
+    auto path = fs::absolute(fs::path(root) / "examples" / name / name);
     if (fs::is_regular_file(path)) {
       return path;
     }
   }
-  throw std::runtime_error("bench/" + name + " is not built under " + fs::current_path().string());
+  throw std::runtime_error("examples/" + name + " is not built under " + fs::current_path().string());
 }
 
 constexpr int kNotStarted = 127;  // as shells have it

@@ -28,7 +28,7 @@ struct Outcome {
   std::uint64_t peak_resident_bytes = 0;  // of it or of the largest process that it started and waited for
 };
 
-// Runs a program of bench/ ("train") that was built with the tests. `arguments` are words for a shell, and so is
+// Runs a program of examples/ ("train") that was built with the tests. `arguments` are words for a shell, and so is
 // `before`, what the shell is to do first ("ulimit -f 8;").
 Outcome run_program(const std::string& name, const std::string& arguments, const std::string& before = "");
 

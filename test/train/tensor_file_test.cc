@@ -1,4 +1,4 @@
-#include "bench/tensor_file.h"
+#include "examples/train/tensor_file.h"
 
 #include <cstring>
 #include <stdexcept>
@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 #include <xxhash.h>
 
-#include "bench/mapped_file.h"
+#include "examples/train/mapped_file.h"
 #include "test/train/program.h"
 
 namespace ebb {

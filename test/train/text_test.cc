@@ -1,4 +1,4 @@
-#include "bench/train/text.h"
+#include "examples/train/text.h"
 
 #include <cstdlib>
 #include <filesystem>

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
-#include "bench/bytes.h"
+#include "offload/base/human_bytes.h"
 #include "test/train/program.h"
 #include "test/train/tiny_run.h"
 
@@ -93,8 +93,8 @@ TEST_CASE("training with ebb takes less RAM as the system counts it, each run in
   const auto row = outcome.out.find("\n  peak resident memory ");
   REQUIRE(row != std::string::npos);
   const std::string line = outcome.out.substr(row + 1, outcome.out.find('\n', row + 1) - row - 1);
-  CHECK(line.find(" " + format_bytes(with) + " ") != std::string::npos);
-  CHECK(line.ends_with(" " + format_bytes(without)));
+  CHECK(line.find(" " + human_bytes(with) + " ") != std::string::npos);
+  CHECK(line.ends_with(" " + human_bytes(without)));
 }
 
 TEST_CASE("the report's timeline rises in the forward pass and ends empty in backward", "[train]") {

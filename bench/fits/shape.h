@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/step/shape.h"
+
+namespace ebb {
+
+// Llama-3-8B's width with `size` layers (batch 8, 1024 tokens), or a batch of `size` (9 layers, 1024 tokens), or
+// sequences of `size` times 1024 tokens (9 layers, batch 1). `dimension`: "layers", "batch" or "sequence".
+[[nodiscard]] LlamaShape fits_shape(const std::string& dimension, std::int64_t size);
+
+// About how large that dimension can be within so many bytes, to begin a search with: from the sizes of weights,
+// gradients, what each block saves and what the loss takes. `config`: as in FitsOptions.
+[[nodiscard]] std::int64_t guess_largest(const std::string& dimension, const std::string& config,
+                                         std::uint64_t device_bytes, std::uint64_t bytes_per_value);
+
+}  // namespace ebb

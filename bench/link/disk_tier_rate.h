@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "bench/link/raw_disk.h"
+#include "streams/base/block.h"
+#include "streams/disk/disk_tier.h"
+
+namespace ebb {
+
+// The rate of ebb's own DiskTier, with the loads of RawDisk: a copy out for a write, a copy in for a read.
+//
+// Threads: one at a time.
+class DiskTierRate {
+ public:
+  // `file_bytes` and `memory` as RawDisk's. Throws what DiskTier throws.
+  DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
+               IoEngine engine);
+
+  // Leases the whole file anew, in blocks of this size: a multiple of a page that `file_bytes` is a multiple of. They
+  // must be written before they are read. Throws std::runtime_error where the disk has no room.
+  void lease_blocks_of(std::size_t bytes);
+
+  // GB/s (1e9 bytes) of one pass over all blocks, from before the first is queued until the last ticket is done, with
+  // at most so many tickets open. They are waited for in order, so that at times fewer are: a later one may be done
+  // first. Throws what the tickets throw.
+  double gb_per_s(IoKind kind, std::size_t most_open);
+
+ private:
+  Ticket copy(IoKind kind, std::size_t index);
+
+  const std::filesystem::path folder_;
+  const std::uint64_t file_bytes_;
+  const std::span<std::byte> memory_;
+  DiskTier tier_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace ebb

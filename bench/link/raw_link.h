@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "bench/common/device_buffer.h"
+#include "bench/link/progress_curve.h"
+#include "streams/gpu/cuda_event.h"
+#include "streams/gpu/host_slabs.h"
+
+namespace ebb {
+
+enum class Direction : std::uint8_t { kDeviceToHost, kHostToDevice };
+
+struct CopyRate {
+  double gb_per_s = 0;         // 1e9 bytes
+  double enqueue_us_each = 0;  // what a copy cost the host
+  bool queued_ahead = false;   // all copies were queued before the first started
+};
+
+// What the link between a GPU and host memory does: cudaMemcpyAsync back to back on one stream for each direction,
+// timed by events on these streams. The host memory is made as ebb's pool makes it.
+//
+// Copies of pinned memory are all queued before the first starts, so that the host's pace is not in the rate. Those of
+// pageable memory cannot be: their call blocks until the host's part of the copy is done. There each direction has a
+// thread.
+//
+// Threads: one at a time.
+class RawLink {
+ public:
+  static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+  // Takes 2 GiB of the device's memory and of the host's. Throws std::runtime_error where the host has no room,
+  // c10::Error where the device has none.
+  RawLink(c10::Device device, bool pinned);
+
+  // How many copies of so many bytes a measurement has.
+  [[nodiscard]] std::size_t copies(std::size_t bytes) const;
+
+  // A copy's size is at most kMostBytes. Each throws c10::Error for what CUDA refuses.
+  CopyRate alone(Direction direction, std::size_t bytes);
+
+  // First device to host, then host to device.
+  std::pair<CopyRate, CopyRate> together(std::size_t bytes);
+
+ private:
+  struct Lane {
+    cudaMemcpyKind kind;
+    c10::cuda::CUDAStream stream;
+    DeviceBuffer device_memory;
+    std::byte* host_memory;
+  };
+  struct Mark {
+    std::unique_ptr<const CudaEvent> reached;
+    std::size_t bytes;  // that have been copied then
+  };
+  struct Queued {
+    std::vector<Mark> marks;
+    double enqueue_us_each = 0;
+  };
+
+  std::byte* take_host_memory();
+  Queued queue(const Lane& lane, std::size_t bytes, const CudaEvent& start, std::size_t marks);
+  static ProgressCurve wait(const Queued& queued, const CudaEvent& origin);
+
+  const c10::Device device_;
+  const bool pinned_;
+  CudaEventPool& events_;
+  HostSlabs slabs_;
+  const c10::cuda::CUDAStream gate_stream_;
+  const Lane out_;
+  const Lane in_;
+};
+
+}  // namespace ebb

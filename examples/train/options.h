@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "examples/llama/config.h"
+#include "offload/options.h"
+#include "policy/policy.h"
+
+namespace ebb {
+
+// Of device memory: so many bytes, or so much of what the same training peaks at without ebb.
+using DeviceMemoryBudget = std::variant<std::uint64_t, double>;
+
+// The words for what is recomputed, as flags and reports have them.
+inline const std::map<std::string, Recompute> kRecomputeWords{
+    {"none", Recompute::kNo}, {"cheap", Recompute::kMemoryBound}, {"all", Recompute::kComputeBound}};
+
+// What a user of the training program may set, after parsing. Sizes are bytes.
+struct TrainOptions {
+  LlamaConfig model;
+
+  std::int64_t steps = 30;
+  std::int64_t until = 30;  // the step to stop at; `steps` unless given
+  std::int64_t batch = 8;
+  std::int64_t seq = 256;
+  double learning_rate = 1e-3;
+  double weight_decay = 0.1;
+  std::int64_t warmup = 10;
+  std::uint64_t seed = 1;
+  std::string dtype = "float32";
+  std::string device = "auto";
+  std::filesystem::path text;  // empty: the default text
+
+  bool compare = false;
+  std::filesystem::path report;  // empty: none, as for the next two
+  std::filesystem::path save;
+  std::filesystem::path resume;
+  std::int64_t sample = 200;
+
+  bool offload = true;
+  std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
+  std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
+  bool explain = false;                             // print the plan
+  Recompute recompute = Recompute::kNo;             // what costs no more is recomputed instead of moved
+  Options ebb;                                      // device, policy and timeline are left to the program
+};
+
+// Reads the command line into `options`. Returns the program's exit code if it is to end here: 0 after --help, else
+// CLI11's code for the usage error that was printed. Throws std::invalid_argument for sizes that do not fit together.
+std::optional<int> parse_options(int argc, char** argv, TrainOptions& options);
+
+}  // namespace ebb
