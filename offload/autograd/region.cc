@@ -14,6 +14,7 @@
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/autograd/scope.h"
+#include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
@@ -108,7 +109,8 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (!region_->first_run_is_over()) {
       refuse_backward_inside();
     }
-    sweep_lent_behind();  // before memory is asked for
+    const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
+    sweep_lent_behind();                   // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "offload/autograd/core.h"
+#include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/put_off.h"
@@ -43,6 +44,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
     saved_.emplace(tensor);
     return;
   }
+  const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(core.trace(), "pack", tensor.storage().nbytes());
   const std::shared_ptr<Tape> tape = target.scope->tape(target.core);
   if (region != nullptr) {
@@ -57,6 +59,7 @@ at::Tensor SaveHook::call_unpack_hook() {
   if (hand_to_recipe(*saved_)) {
     return saved_->shape();
   }
+  const WithoutInterpreterLock without;
   sweep_lent_behind();  // before memory is asked for
   return saved_->get();
 }
