@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "offload/autograd/core.h"
+#include "offload/autograd/default_hooks.h"
 #include "offload/autograd/early_fetch.h"
 #include "offload/base/backward_pass.h"
 #include "offload/residency/tape.h"
@@ -11,7 +12,10 @@
 namespace ebb {
 
 Scope::Scope(std::shared_ptr<Core> core)
-    : below_(c10::ThreadLocalDebugInfo::current()), around_(innermost()), core_(std::move(core)) {}
+    : default_hooks_around_(default_hooks_here()),
+      below_(c10::ThreadLocalDebugInfo::current()),
+      around_(innermost()),
+      core_(std::move(core)) {}
 
 Scope* Scope::innermost() { return static_cast<Scope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
@@ -95,7 +99,7 @@ Scope::Target Scope::current() {
   for (Scope* scope = innermost(); scope != nullptr;) {
     const auto locked = scope->lock();
     if (!scope->ended_) {
-      return {scope->core_, scope};
+      return default_hooks_here() > scope->default_hooks_around_ ? Target{} : Target{scope->core_, scope};
     }
     scope = scope->around_;
   }
