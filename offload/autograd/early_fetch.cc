@@ -66,7 +66,7 @@ EarlyFetch::~EarlyFetch() {
     }
   }
   try {
-    runtime_->decider().backward_is_over(*tape_, /*failed=*/std::uncaught_exceptions() > exceptions_);
+    runtime_->decider().backward_is_over(*tape_, /*failed=*/failed_ || std::uncaught_exceptions() > exceptions_);
   } catch (...) {
     log_warning("a step could not be recorded; the next one is");
   }

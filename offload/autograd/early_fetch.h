@@ -23,13 +23,17 @@ class EarlyFetch {
   EarlyFetch(const EarlyFetch&) = delete;
   EarlyFetch& operator=(const EarlyFetch&) = delete;
 
+  // The pass has failed, though no exception is under way.
+  void fail() { failed_ = true; }
+
  private:
   void start();
 
   std::shared_ptr<Runtime> runtime_;  // null unless the thread has saves that backward may use
   std::shared_ptr<Tape> tape_;        // as runtime_
   bool fetched_ = false;              // copies may have been started
-  int exceptions_;                    // under way when it began
+  bool failed_ = false;
+  int exceptions_;  // under way when it began
 };
 
 }  // namespace ebb

@@ -3,18 +3,15 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "offload/autograd/early_fetch.h"
 #include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/autograd/scope.h"
-#include "offload/base/backward_pass.h"
-#include "offload/tensors/lent_tensor.h"
+#include "offload/backward.h"
 
 namespace ebb {
 namespace {
@@ -41,11 +38,7 @@ class ForwardingEngine final : public Engine {
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
-    const LendingPass lending;
-    std::optional<EarlyFetch> early;
-    if (!in_backward()) {
-      early.emplace();
-    }
+    const Backward backward;
     return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 

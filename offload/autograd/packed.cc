@@ -1,5 +1,6 @@
 #include "offload/autograd/packed.h"
 
+#include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/lent_tensor.h"
@@ -24,6 +25,7 @@ Packed::Packed(const at::Tensor& tensor, const Scope::Target& target, RegionSave
     saved_.emplace(tensor);
     return;
   }
+  const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
   const std::shared_ptr<Tape> step = target.scope->tape(target.runtime);
   if (region != nullptr) {
@@ -53,6 +55,7 @@ at::Tensor Packed::unpack() {
   if (hand_to_recipe(*saved_)) {
     return saved_->shape();
   }
+  const WithoutInterpreterLock without;
   sweep_lent_behind();  // before memory is asked for
   return saved_->get();
 }

@@ -10,9 +10,11 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "offload/autograd/default_hooks.h"
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/autograd/scope.h"
+#include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/lent_tensor.h"
@@ -33,13 +35,14 @@ class Running final : public c10::DebugInfoBase {
 
   Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
 
-  // The innermost on the calling thread that has not ended; null if there is none.
+  // The innermost on the calling thread that has not ended; null if there is none, or default hooks of Python's were
+  // set inside of it.
   static Running* innermost() {
     Running* found = top();
     while (found != nullptr && found->ended_) {
       found = found->around_;
     }
-    return found;
+    return found == nullptr || default_hooks_here() > found->default_hooks_around_ ? nullptr : found;
   }
 
   [[nodiscard]] const std::shared_ptr<Region>& region() const { return region_; }
@@ -51,6 +54,7 @@ class Running final : public c10::DebugInfoBase {
 
   const std::shared_ptr<Region> region_;
   const Which which_;
+  const std::size_t default_hooks_around_ = default_hooks_here();
   Running* const around_;  // lives at least as long: it is below on the stack
   std::atomic<bool> ended_{false};
 };
@@ -108,7 +112,8 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
     if (!region_->first_run_is_over()) {
       refuse_backward_inside();
     }
-    sweep_lent_behind();  // before memory is asked for
+    const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
+    sweep_lent_behind();                   // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {

@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "offload/autograd/default_hooks.h"
 #include "offload/autograd/early_fetch.h"
 #include "offload/base/backward_pass.h"
 #include "offload/runtime/runtime.h"
@@ -11,7 +12,10 @@
 namespace ebb {
 
 Scope::Scope(std::shared_ptr<Runtime> runtime)
-    : below_(c10::ThreadLocalDebugInfo::current()), around_(innermost()), runtime_(std::move(runtime)) {}
+    : default_hooks_around_(default_hooks_here()),
+      below_(c10::ThreadLocalDebugInfo::current()),
+      around_(innermost()),
+      runtime_(std::move(runtime)) {}
 
 Scope* Scope::innermost() { return static_cast<Scope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
@@ -91,7 +95,7 @@ Scope::Target Scope::current() {
   for (Scope* scope = innermost(); scope != nullptr;) {
     const LockUnlessForked locked(scope->process_, scope->mutex_);
     if (!scope->ended_) {
-      return {scope->runtime_, scope};
+      return default_hooks_here() > scope->default_hooks_around_ ? Target{} : Target{scope->runtime_, scope};
     }
     scope = scope->around_;
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -46,7 +47,8 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   // Ends it, here and wherever the stack has been captured, and takes what has ended off the calling thread's stack.
   void leave();
 
-  // The calling thread's innermost scope that has not ended.
+  // The calling thread's innermost scope that has not ended; none where default hooks of Python's were set inside of it
+  // (Note [The innermost wins] in default_hooks.h).
   [[nodiscard]] static Target current();
 
   // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
@@ -61,6 +63,7 @@ class Scope final : public c10::DebugInfoBase, public std::enable_shared_from_th
   void take_from_below_the_top();
 
   const ProcessMark process_;
+  const std::size_t default_hooks_around_;
   Mutex mutex_;
   Stack below_ EBB_GUARDED_BY(mutex_);    // the thread's stack without this scope
   Scope* around_ EBB_GUARDED_BY(mutex_);  // the innermost scope in there

@@ -278,8 +278,10 @@ at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing,
 
 at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() ? lend(tensor, tensor.storage(), handing, from)
-                                                                         : tensor;
+  const bool dense = typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage();
+  // One that dispatches to Python is its Python object, which a tensor of ours would not have.
+  const bool is_pythons = impl.key_set().has(c10::DispatchKey::Python);
+  return dense && !is_pythons ? lend(tensor, tensor.storage(), handing, from) : tensor;
 }
 
 void refer_to_lent(const at::Tensor& tensor, const LentFrom& from) {

@@ -48,7 +48,8 @@ struct LentFrom {
 // Requires a dense tensor (TensorImpl itself).
 [[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from);
 
-// The same over the tensor's own storage. A tensor of another class is returned as it is.
+// The same over the tensor's own storage. A tensor of another class, or of a Python class that dispatches, is returned
+// as it is.
 [[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from);
 
 // Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.

@@ -1,0 +1,56 @@
+"""ebb moves what autograd saves out of device memory, and has it back before backward needs it.
+
+    import ebb
+
+    offloader = ebb.Offloader(device_budget="24GB")    # before the loop
+    for batch in loader:
+        with offloader:                                # what autograd saves from here on may leave the device
+            hidden = body(batch.x)
+            with ebb.no_offload():                     # what backward wants at once stays
+                loss = loss_fn(head(hidden), batch.y)
+        loss.backward()
+
+or, without touching the loop, `offloader = ebb.wrap(model, device_budget="24GB")`. Gradients are those of plain
+autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to a file.
+
+    Offloader      owns the memory, the policy and the statistics; `with offloader:` is a guard
+    no_offload     a guard inside of which saves stay
+    wrap           guards each forward pass of a model
+    checkpoint     saves a function's inputs only, and runs the function again in backward
+    policies       what leaves the device; or any function of a Candidate
+    plot           draws what an offloader has held on the device
+"""
+
+import torch as _torch  # noqa: F401  (loads LibTorch, which the extension module needs)
+
+from ebb import policies
+from ebb._backward import wrap_backward as _wrap_backward
+from ebb._checkpoint import checkpoint
+from ebb._core import Candidate, Count, Decision, Level, PlanReport, Policy, Prediction, Recompute, Stats, StepCost
+from ebb._core import TimelineSample
+from ebb._offloader import Offloader, no_offload
+from ebb._plot import plot
+from ebb._wrap import wrap
+
+_wrap_backward()
+
+__version__ = "0.1.0"
+__all__ = [
+    "Candidate",
+    "Count",
+    "Decision",
+    "Level",
+    "Offloader",
+    "PlanReport",
+    "Policy",
+    "Prediction",
+    "Recompute",
+    "Stats",
+    "StepCost",
+    "TimelineSample",
+    "checkpoint",
+    "no_offload",
+    "plot",
+    "policies",
+    "wrap",
+]

@@ -1,0 +1,49 @@
+"""ebb.checkpoint."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ebb import _core
+
+Result = TypeVar("Result")
+
+
+def checkpoint(function: Callable[..., Result], *inputs: Any, **named: Any) -> Result:
+    """Returns function(*inputs, **named), of which autograd saves the tensors among the inputs only.
+
+    Backward runs the function once more, just before it first needs what that saved. The inputs are saved as any tensor
+    is, so under an Offloader's guard they move. Under one with a budget, the plan decides whether the function is run
+    again. Gradients are those of plain autograd, bit for bit.
+
+    Inputs and result may be nested in lists, tuples and dicts. The second run has the first one's autocast and, if it
+    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's.
+    What the function captures must not be changed in between, and lives as long as the graph.
+
+    Raises what the function raises, and in backward RuntimeError if the second run saves other tensors than the first.
+    """
+    leaves, spec = pytree.tree_flatten((inputs, named))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[place] for place in places]
+    rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    result: list[tuple[list[Any], pytree.TreeSpec]] = []
+
+    def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
+        again = list(rest)
+        for place, tensor in zip(places, given, strict=True):
+            again[place] = tensor
+        arguments, keywords = pytree.tree_unflatten(again, spec)
+        outputs, output_spec = pytree.tree_flatten(function(*arguments, **keywords))
+        if first:
+            result.append((outputs, output_spec))
+        return [output for output in outputs if isinstance(output, torch.Tensor)]
+
+    first = True
+    try:
+        _core.checkpoint(run, tensors)
+    finally:
+        first = False
+    outputs, output_spec = result.pop()  # taken out: `run` lives as long as the graph
+    return pytree.tree_unflatten(outputs, output_spec)

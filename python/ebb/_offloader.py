@@ -1,0 +1,226 @@
+"""Offloader, and the guards."""
+
+import os
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ebb import _core, _trace
+from ebb._sizes import Size, to_bytes
+from ebb.policies import PolicyLike, as_policy
+
+
+def _choice(kind: Any, name: str, value: str) -> Any:
+    try:
+        return kind.__members__[value]
+    except KeyError:
+        choices = " or ".join(repr(each) for each in kind.__members__)
+        raise ValueError(f"ebb: {name} is {value!r}, and must be {choices}") from None
+
+
+class Offloader:
+    """Owns what a run needs to move saved activations: memory, policy, statistics. Make one before the loop.
+
+        with offloader:
+            loss = model(batch)
+        loss.backward()        # inside of the guard or outside
+
+    What autograd saves on this thread under the guard goes through the offloader. Guards nest, in each other and in
+    torch.autograd.graph.saved_tensors_hooks, and the innermost wins. Threads may share an offloader. Graphs keep what
+    they need, so it may end before their backward. A forked child may make one of its own; using its parent's is a
+    RuntimeError there.
+
+    Sizes are bytes, as an int or as text: "24GB" (10^9), "24GiB" (2^30). None means that ebb chooses.
+
+    device: whose memory to relieve. None: the current CUDA device if there is one, else the CPU.
+    policy: what leaves the device, from ebb.policies or a function of an ebb.Candidate. None: minimum_size("1MiB").
+
+    At most one of the next four, in place of a policy: a plan then decides what stays, moves or is computed again. It
+    is made from the first two steps that are alike.
+    device_budget: as fast as possible within so many bytes of device memory.
+    share_of_free: the same; what is in use, and this share of what is free now. GPU only.
+    slowdown: the least memory for at most this fraction more time; 0.02 is two percent.
+    least_memory: the least memory at any cost in time.
+
+    planned_minimum_bytes: with a budget, smaller storages stay.
+    device_budget_is_a_wish: a budget that is too small is a warning, and not an error in the third step.
+    evict_when_out_of_memory: GPU only; copy out what the policy has kept when the device has no memory left.
+    stash_bytes, window_bytes: device memory for copies out under way, and for what is fetched ahead.
+    host_memory: "pinned" or "pageable". copies: "overlapped" or "on_compute_stream". GPU only.
+    capacity_bytes: the most host memory (GPU) or disk (CPU) to use; over it, storages stay. None: all there is.
+    host_memory_warning: warn once when more than this fraction of the machine's memory is in use.
+    spill_folder, disk_io ("auto", "uring" or "threads"): CPU only; where the spill file is made, and what reads it.
+    return_freed_memory: CPU only; freed tensors go back to the system, by an allocator that stays for the process.
+    record_timeline, record_trace: for timeline() and plot(), and for trace().
+    enabled: False makes every guard do nothing.
+
+    Raises ValueError for options that cannot be used, and RuntimeError where the device or the disk refuses.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        policy: PolicyLike | None = None,
+        device_budget: Size | None = None,
+        *,
+        share_of_free: float | None = None,
+        slowdown: float | None = None,
+        least_memory: bool = False,
+        planned_minimum_bytes: Size = 1 << 20,
+        device_budget_is_a_wish: bool = False,
+        evict_when_out_of_memory: bool = True,
+        stash_bytes: Size | None = None,
+        window_bytes: Size | None = None,
+        host_memory: str = "pinned",
+        copies: str = "overlapped",
+        capacity_bytes: Size | None = None,
+        host_memory_warning: float = 0.6,
+        spill_folder: str | os.PathLike[str] = "/var/tmp",
+        disk_io: str = "auto",
+        return_freed_memory: bool = True,
+        record_timeline: bool = False,
+        record_trace: bool = False,
+        enabled: bool = True,
+    ) -> None:
+        options = _core.Options()
+        options.enabled = enabled
+        if device is not None:
+            options.set_device(str(torch.device(device)))
+        if policy is not None:
+            options.policy = as_policy(policy)
+        goals = {
+            "device_budget": device_budget is not None,
+            "share_of_free": share_of_free is not None,
+            "slowdown": slowdown is not None,
+            "least_memory": least_memory,
+        }
+        given = [name for name, is_given in goals.items() if is_given]
+        if len(given) > 1:
+            raise ValueError(f"ebb: {' and '.join(given)} are given, and only one of them may be")
+        if device_budget is not None:
+            options.set_device_bytes(to_bytes("device_budget", device_budget))
+        if share_of_free is not None:
+            options.set_share_of_free(share_of_free)
+        if slowdown is not None:
+            options.set_slowdown(slowdown)
+        if least_memory:
+            options.set_least_memory()
+        options.planned_minimum_bytes = to_bytes("planned_minimum_bytes", planned_minimum_bytes)
+        options.device_budget_is_a_wish = device_budget_is_a_wish
+        options.evict_when_out_of_memory = evict_when_out_of_memory
+        for name, size in {
+            "stash_bytes": stash_bytes,
+            "window_bytes": window_bytes,
+            "capacity_bytes": capacity_bytes,
+        }.items():
+            if size is not None:
+                setattr(options, name, to_bytes(name, size))
+        options.host_memory = _choice(_core.HostMemory, "host_memory", host_memory)
+        options.copies = _choice(_core.Copies, "copies", copies)
+        options.host_memory_warning = host_memory_warning
+        options.spill_folder = os.fspath(spill_folder)
+        options.disk_io = _choice(_core.DiskIo, "disk_io", disk_io)
+        options.return_freed_memory = return_freed_memory
+        options.record_timeline = record_timeline
+        options.record_trace = record_trace
+        self._records = {"record_timeline": record_timeline, "record_trace": record_trace}
+        self._core = _core.Offloader(options)
+        self._here = threading.local()
+
+    def __enter__(self) -> Self:
+        guard = _core.OffloadGuard(self._core)
+        try:
+            self._here.guards.append(guard)
+        except AttributeError:  # the thread's first
+            self._here.guards = [guard]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guards = getattr(self._here, "guards", None)
+        if not guards:
+            raise RuntimeError("ebb: `with offloader` ends on a thread where it has not begun")
+        guards.pop().end()
+
+    def stats(self) -> _core.Stats:
+        """What has become of what autograd saved: counts, bytes, peaks, stalls. str() of it is a table."""
+        return self._core.stats()
+
+    def summary(self) -> str:
+        """The same in one line."""
+        return self._core.summary()
+
+    def explain(self) -> str:
+        """With a budget, a table of the plan: what becomes of each operation's storages, and why."""
+        return self._core.explain()
+
+    def plan_report(self) -> _core.PlanReport | None:
+        """The plan in figures; None where there is none yet."""
+        return self._core.plan_report()
+
+    def timeline(self) -> list[_core.TimelineSample]:
+        """The samples since the last call. ValueError without record_timeline=True."""
+        self._need("record_timeline")
+        return self._core.take_timeline()
+
+    def trace(self) -> dict[str, Any]:
+        """Every copy, stall, pack and unpack that is over since the last call, as a Chrome trace.
+
+        json.dump writes it; ui.perfetto.dev opens the file. ValueError without record_trace=True.
+        """
+        self._need("record_trace")
+        return _trace.chrome_trace(self._core.take_trace())
+
+    def evict(self, bytes: Size) -> int:
+        """Lets go of at least so much device memory if it can, and returns how many bytes of storages that was."""
+        return self._core.evict(to_bytes("bytes", bytes))
+
+    def exclude(self, *what: torch.Tensor | torch.nn.Module) -> None:
+        """Never moves these tensors, nor any view of them; of a module, its parameters and buffers.
+
+        Leaves that require gradients need no mention. Call it after the last `to(device)` or `to(dtype)`.
+        """
+        for each in what:
+            if isinstance(each, torch.nn.Module):
+                for tensor in (*each.parameters(), *each.buffers()):
+                    self._core.exclude(tensor)
+            elif isinstance(each, torch.Tensor):
+                self._core.exclude(each)
+            else:
+                raise TypeError(f"ebb: exclude() got {each!r}, and takes tensors and modules")
+
+    def drain(self) -> None:
+        """Has all copies out done and their sources let go of. For measuring; training does not need it."""
+        self._core.drain()
+
+    def reset_stats(self) -> None:
+        """Sets all counts to zero, and all peaks but the pool's to the present levels."""
+        self._core.reset_stats()
+
+    def _need(self, option: str) -> None:
+        if not self._records[option]:
+            raise ValueError(f"ebb: this needs an Offloader that was made with {option}=True")
+
+    def __reduce__(self) -> Any:
+        raise TypeError("ebb: an Offloader cannot be pickled or copied: it owns memory of this process")
+
+    def __repr__(self) -> str:
+        return f"<ebb.Offloader: {self.summary()}>"
+
+
+class no_offload:
+    """`with ebb.no_offload():` leaves what autograd saves on this thread to torch.
+
+    Put it around the output head and the loss, whose saves backward wants at once.
+    """
+
+    def __enter__(self) -> None:
+        self._guard = _core.NoOpGuard()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._guard.end()

@@ -1,0 +1,81 @@
+#include "offload/offloader.h"
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <pybind11/stl.h>
+
+#include "offload/guard.h"
+#include "python/src/bind.h"
+#include "python/src/gil.h"
+
+namespace ebb::python {
+namespace {
+
+using Released = py::call_guard<py::gil_scoped_release>;  // of whatever may wait
+
+// A guard that ends when it is told to, for `with`.
+template <typename Guard>
+class Entered {
+ public:
+  template <typename... Arguments>
+  explicit Entered(Arguments&... arguments) {
+    guard_.emplace(arguments...);
+  }
+  void end() { guard_.reset(); }
+
+ private:
+  std::optional<Guard> guard_;
+};
+
+using EnteredOffload = Entered<OffloadGuard>;
+using EnteredNoOp = Entered<NoOpGuard>;
+
+py::list take_trace(Offloader& offloader) {
+  using Us = std::chrono::duration<double, std::micro>;
+  std::vector<TraceSpan> spans;
+  {
+    const py::gil_scoped_release released;
+    spans = offloader.take_trace();
+  }
+  py::list result;
+  for (const TraceSpan& span : spans) {
+    result.append(py::make_tuple(span.name, static_cast<int>(span.track), Us(span.begin.time_since_epoch()).count(),
+                                 Us(span.end.time_since_epoch()).count(), span.bytes, span.thread));
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_offloader(py::module_& module) {
+  py::class_<Offloader, std::unique_ptr<Offloader, DeleteWithoutGil>>(module, "Offloader")
+      .def(py::init([](const Options& options) {
+             const py::gil_scoped_release released;  // it measures the link
+             return std::unique_ptr<Offloader, DeleteWithoutGil>(new Offloader(options));
+           }),
+           py::arg("options"))
+      .def(
+          "exclude", [](Offloader& offloader, const at::Tensor& tensor) { offloader.exclude(tensor); },
+          py::arg("tensor"), Released())
+      .def("drain", &Offloader::drain, Released())
+      .def("evict", &Offloader::evict, py::arg("bytes"), Released())
+      .def("stats", &Offloader::stats, Released())
+      .def("summary", &Offloader::summary, Released())
+      .def("explain", &Offloader::explain, Released())
+      .def("plan_report", &Offloader::plan_report, Released())
+      .def("reset_stats", &Offloader::reset_stats, Released())
+      .def("take_timeline", &Offloader::take_timeline, Released())
+      .def("take_trace", &take_trace);
+
+  py::class_<EnteredOffload, std::unique_ptr<EnteredOffload, DeleteWithoutGil>>(module, "OffloadGuard")
+      .def(py::init<Offloader&>(), py::arg("offloader"), py::keep_alive<1, 2>())
+      .def("end", &EnteredOffload::end, Released());
+  py::class_<EnteredNoOp, std::unique_ptr<EnteredNoOp, DeleteWithoutGil>>(module, "NoOpGuard")
+      .def(py::init<>())
+      .def("end", &EnteredNoOp::end, Released());
+}
+
+}  // namespace ebb::python
