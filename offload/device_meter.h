@@ -21,11 +21,11 @@ using DeviceMeter = std::function<DeviceUse()>;
 
 // What LibTorch's allocator has handed out on a CUDA device, and may still: what it keeps for later and what the device
 // has free, as far as setMemoryFraction lets it take that.
-struct DeviceRoom {
+struct DeviceHeadroom {
   std::uint64_t in_use_bytes = 0;
   std::uint64_t free_bytes = 0;
   std::uint64_t unsplit_bytes = 0;  // of the free ones, without holes beside memory in use: one request may have these
 };
-[[nodiscard]] DeviceRoom cuda_room(c10::Device device);
+[[nodiscard]] DeviceHeadroom cuda_headroom(c10::Device device);
 
 }  // namespace ebb

@@ -5,7 +5,7 @@
 namespace ebb {
 
 class Offloader;
-class Scope;
+class GuardScope;
 
 // While it lives, tensors that autograd saves on this thread go through the offloader. So do saves that autograd's
 // engine threads make for a backward called under it (double backward). Guards nest; the innermost wins. The guard of
@@ -26,7 +26,7 @@ class OffloadGuard {
   OffloadGuard& operator=(const OffloadGuard&) = delete;
 
  private:
-  const std::shared_ptr<Scope> scope_;  // null if the offloader is switched off
+  const std::shared_ptr<GuardScope> scope_;  // null if the offloader is switched off
 };
 
 // While it lives, saves on this thread are left to LibTorch: around the output head, say, whose saves backward wants
@@ -39,7 +39,7 @@ class NoOpGuard {
   NoOpGuard& operator=(const NoOpGuard&) = delete;
 
  private:
-  const std::shared_ptr<Scope> scope_;
+  const std::shared_ptr<GuardScope> scope_;
 };
 
 }  // namespace ebb

@@ -68,7 +68,7 @@ struct Options {
   // window_bytes is not set, beside it.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
-  // Device memory fetched ahead of its use in backward. nullopt: as for the stash; twice that share, and from the
+  // Device memory prefetched of its use in backward. nullopt: as for the stash; twice that share, and from the
   // moment backward begins, while steps wait for copies. A storage larger than a window that was set here is an error
   // that names both sizes, at the storage's first save.
   std::optional<std::uint64_t> window_bytes = std::nullopt;

@@ -9,7 +9,7 @@
 namespace ebb {
 
 // Why a saved tensor was left as it is.
-enum class Kept : std::uint8_t {
+enum class KeptReason : std::uint8_t {
   kParameter,    // a leaf that requires a gradient, or any view of one
   kExcluded,     // shares a storage with something given to Offloader::exclude
   kOtherDevice,  // not on the offloader's device
@@ -19,12 +19,12 @@ enum class Kept : std::uint8_t {
   kPolicy,       // the policy said keep
   kNoRoom,       // the tier had no room
   kCaptured,     // saved while the stream recorded a CUDA graph
-  kPutOff,       // its copy waited for the operation to be over, and then could not start, or nobody wanted it any more
+  kDeferred,     // its copy waited for the operation to be over, and then could not start, or nobody wanted it any more
 };
 inline constexpr std::size_t kKeptReasons = 10;
 
 // A short lower-case name for tables: "parameter", "no room".
-std::string_view to_string(Kept reason);
+std::string_view to_string(KeptReason reason);
 
 struct Count {
   std::uint64_t tensors = 0;
@@ -46,7 +46,7 @@ struct Stats {
   Count dropped;                           // storages let go, to be recomputed
   Count evicted;                           // storages kept by the policy that were copied out when the device was full
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
-  std::array<Count, kKeptReasons> kept{};  // by Kept
+  std::array<Count, kKeptReasons> kept{};  // by KeptReason
   Count fetched;                           // copies in; more than one of a storage if a retained graph is run again
   Count recomputed;                        // storages made again; more than one as for `fetched`
   Count reused;                            // fetches that found a storage that went away still on the device: no copy
@@ -61,12 +61,12 @@ struct Stats {
   Level pool;  // host memory or spill file
   std::uint64_t pool_growths = 0;
   Level stash;            // sources whose copy out is not done
-  Level window;           // fetched ahead and not yet used
+  Level window;           // prefetched and not yet used
   Level saved_on_device;  // all that ebb holds in device memory: kept by policy (a storage that is below its
                           // Policy::least_bytes once for each save) or for want of room, stash, fetched
   Level saved_if_kept;    // what that would be if every storage stayed from its first save to the end of its last
 
-  [[nodiscard]] const Count& kept_for(Kept reason) const { return kept[static_cast<std::size_t>(reason)]; }
+  [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };
 
 // A table of some twenty lines, each ended: counts and bytes by what became of the saves, then the levels, then the

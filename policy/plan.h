@@ -5,7 +5,7 @@
 
 #include "policy/budget.h"
 #include "policy/policy.h"
-#include "policy/room.h"
+#include "policy/transfer_schedule.h"
 
 namespace ebb {
 
@@ -38,7 +38,7 @@ struct Plan {
   std::vector<Decision> decisions;
   Prediction predicted;
   std::uint64_t device_bytes = kUnlimited;  // the limit that it is made for
-  Room room;                                // for copies, within that
+  TransferSchedule schedule;                // for copies, within that
   bool fits = false;                        // false: no plan was found that is within it, or within the host's
 };
 

@@ -45,7 +45,7 @@ class Search {
       change_decisions();
     }
     best_.device_bytes = limits_.device_bytes;
-    best_.room = make_room(record_, predictor_.events(), best_.decisions, limits_.device_bytes);
+    best_.schedule = make_schedule(record_, predictor_.events(), best_.decisions, limits_.device_bytes);
     return std::move(best_);
   }
 

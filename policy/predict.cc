@@ -6,9 +6,9 @@
 #include <deque>
 #include <utility>
 
-#include "policy/least_between.h"
-#include "policy/room.h"
+#include "policy/range_minimum.h"
 #include "policy/step_events.h"
+#include "policy/transfer_schedule.h"
 
 namespace ebb {
 namespace {
@@ -36,8 +36,8 @@ class Predictor::Run {
         record_(predictor.record_),
         decisions_(decisions),
         state_(record_.storages.size()),
-        room_(make_room(record_, predictor.events_, decisions, predictor.limits_.device_bytes)),
-        least_between_(room_.backward.held_bytes) {}
+        schedule_(make_schedule(record_, predictor.events_, decisions, predictor.limits_.device_bytes)),
+        least_between_(schedule_.backward.held_bytes) {}
 
   Prediction run() {
     for (std::size_t k = 0; k < predictor_.events_.size(); ++k) {
@@ -90,7 +90,7 @@ class Predictor::Run {
         idle(event.index);
         break;
       case Event::What::kBackward:
-        shrink_stash(room_.stash.in_backward);
+        shrink_stash(schedule_.stash.in_backward);
         break;
       case Event::What::kNeed:
         ++part_;
@@ -120,7 +120,7 @@ class Predictor::Run {
       leaving_.push_back(i);
       stash_ += record_.storages[i].bytes;
     }
-    shrink_stash(room_.stash.after_save[i]);
+    shrink_stash(schedule_.stash.after_save[i]);
   }
 
   void idle(Index i) {
@@ -173,7 +173,7 @@ class Predictor::Run {
   }
 
   void start_copies_in() {
-    const std::vector<BackwardRoom::CopyIn>& copies = room_.backward.copies_in;
+    const std::vector<PrefetchSchedule::CopyIn>& copies = schedule_.backward.copies_in;
     for (; next_in_ < copies.size(); ++next_in_) {
       const auto [i, last_part] = copies[next_in_];
       State& state = state_[i];
@@ -256,8 +256,8 @@ class Predictor::Run {
   const std::vector<Decision>& decisions_;
 
   std::vector<State> state_;
-  const Room room_;
-  const LeastBetween least_between_;  // of BackwardRoom::held_bytes
+  const TransferSchedule schedule_;
+  const RangeMinimum least_between_;  // of PrefetchSchedule::held_bytes
   std::size_t part_ = 0;              // of backward
   std::size_t next_in_ = 0;           // of the copies in
   std::deque<Index> leaving_;         // oldest first

@@ -14,12 +14,12 @@ namespace ebb {
 // Compute runs in the recorded order. Two lanes copy one storage at a time, each beside compute and beside the other:
 // out in the order of saving, in in the order of need. A storage that is kept or offloaded holds device memory from
 // when the forward pass has let go of it, and one that is offloaded until its copy out is done. If the sources of
-// copies out would take more than their room (StashRoom), compute waits for the oldest; that happens at saves and where
-// backward begins, because there the runtime can make it wait. Copies in start when backward begins and when it
-// first asks for a storage, if there is room for them until their release (BackwardRoom), because there the runtime can
-// start them; a storage that is still on the device is not copied. What is dropped holds nothing until it is needed;
-// its recipe then has its inputs brought back first, and takes its time. All is released when its record says so. Where
-// waiting does not help, the limit is passed, and the peak says so.
+// copies out would take more than their room (StashSchedule), compute waits for the oldest; that happens at saves and
+// where backward begins, because there the runtime can make it wait. Copies in start when backward begins and when it
+// first asks for a storage, if there is room for them until their release (PrefetchSchedule), because there the runtime
+// can start them; a storage that is still on the device is not copied. What is dropped holds nothing until it is
+// needed; its recipe then has its inputs brought back first, and takes its time. All is released when its record says
+// so. Where waiting does not help, the limit is passed, and the peak says so.
 //
 // Threads: `predict` may be called from any thread.
 class Predictor {

@@ -98,7 +98,7 @@ class NoRoom {
   [[nodiscard]] bool nothing_moved() const {
     const Stats stats = offloader_.stats();
     const std::uint64_t moved = first_ ? 1 : 0;
-    const Kept reason = why_ == Why::kPolicy ? Kept::kPolicy : Kept::kNoRoom;
+    const KeptReason reason = why_ == Why::kPolicy ? KeptReason::kPolicy : KeptReason::kNoRoom;
     return stats.offloaded.tensors == moved && stats.kept_for(reason).tensors + moved == stats.saved.tensors;
   }
 

@@ -105,7 +105,7 @@ DeviceMemoryBudget parse_budget(const std::string& text) {
 }
 
 void add_plan_flags(CLI::App& app, TrainOptions& o) {
-  const std::string group = "Planning";
+  const std::string group = "PlanLifecycle";
   auto* const budget =
       app.add_option_function<std::string>(
              "--device-budget",
@@ -137,7 +137,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
   app.add_option("--stash", o.ebb.stash_bytes, "Device memory for sources whose copy out is not done (default: chosen)")
       ->transform(size)
       ->group(group);
-  app.add_option("--window", o.ebb.window_bytes, "Device memory for what is fetched ahead (default: chosen)")
+  app.add_option("--window", o.ebb.window_bytes, "Device memory for what is prefetched (default: chosen)")
       ->transform(size)
       ->group(group);
   app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB)")

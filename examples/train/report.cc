@@ -55,7 +55,7 @@ Json counts_of(const Stats& stats) {
   };
   Json kept = Json::object();
   for (std::size_t i = 0; i < stats.kept.size(); ++i) {
-    kept[std::string(to_string(static_cast<Kept>(i)))] = count(stats.kept[i]);
+    kept[std::string(to_string(static_cast<KeptReason>(i)))] = count(stats.kept[i]);
   }
   return {{"saved", count(stats.saved)},
           {"offloaded", count(stats.offloaded)},
@@ -192,8 +192,8 @@ std::string summary(const Report& report) {
     });
   }
   out += cells("stalls", [](const RunResult& r) { return std::to_string(r.stats.stalls); });
-  if (report.run.stats.kept_for(Kept::kNoRoom).tensors > 0) {
-    out += row("kept for want of room", human_bytes(report.run.stats.kept_for(Kept::kNoRoom).bytes), "");
+  if (report.run.stats.kept_for(KeptReason::kNoRoom).tensors > 0) {
+    out += row("kept for want of room", human_bytes(report.run.stats.kept_for(KeptReason::kNoRoom).bytes), "");
   }
   return report.plain ? out + verdict(report) : out;
 }

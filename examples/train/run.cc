@@ -27,7 +27,7 @@ double ms_since(Clock::time_point start) {
 }
 
 void require_room(const Stats& stats, std::int64_t step, const TrainOptions& options) {
-  const Count& refused = stats.kept_for(Kept::kNoRoom);
+  const Count& refused = stats.kept_for(KeptReason::kNoRoom);
   if (refused.tensors == 0 || options.ebb.capacity_bytes) {
     return;
   }

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "offload/autograd/early_fetch.h"
+#include "offload/autograd/early_prefetch.h"
 #include "offload/base/backward_pass.h"
 #include "offload/tensors/lent_tensor.h"
 
@@ -10,7 +10,7 @@ namespace ebb {
 
 struct Backward::Parts {
   const LendingPass lending;
-  std::optional<EarlyFetch> early;
+  std::optional<EarlyPrefetch> early;
 };
 
 Backward::Backward() : parts_(std::make_unique<Parts>()) {

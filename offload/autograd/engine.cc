@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "offload/autograd/guard_scope.h"
 #include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
-#include "offload/autograd/scope.h"
 #include "offload/backward.h"
 
 namespace ebb {
@@ -27,7 +27,7 @@ class ForwardingEngine final : public Engine {
     if (auto hook = Region::hook_here()) {
       return hook;
     }
-    Scope::Target target = Scope::current();
+    GuardScope::Target target = GuardScope::current();
     if (target.runtime == nullptr) {
       return next_.get_default_saved_variable_hooks();
     }

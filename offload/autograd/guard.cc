@@ -1,24 +1,24 @@
 #include "offload/guard.h"
 
-#include "offload/autograd/scope.h"
+#include "offload/autograd/guard_scope.h"
 #include "offload/offloader.h"
 #include "offload/runtime/runtime.h"
-#include "offload/tensors/put_off.h"
+#include "offload/tensors/deferred_copies.h"
 
 namespace ebb {
 
 OffloadGuard::OffloadGuard(Offloader& offloader)
-    : scope_(offloader.runtime() == nullptr ? nullptr : Scope::enter(offloader.runtime())) {}
+    : scope_(offloader.runtime() == nullptr ? nullptr : GuardScope::enter(offloader.runtime())) {}
 
 OffloadGuard::~OffloadGuard() {
   if (scope_ != nullptr) {
-    PutOff::of_this_thread().start_all();
+    DeferredCopies::of_this_thread().start_all();
     scope_->flush();
     scope_->leave();
   }
 }
 
-NoOpGuard::NoOpGuard() : scope_(Scope::enter(nullptr)) {}
+NoOpGuard::NoOpGuard() : scope_(GuardScope::enter(nullptr)) {}
 
 NoOpGuard::~NoOpGuard() { scope_->leave(); }
 

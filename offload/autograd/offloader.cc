@@ -9,12 +9,12 @@
 
 #include "offload/autograd/engine.h"
 #include "offload/base/log.h"
-#include "offload/planning/planning.h"
+#include "offload/planning/plan_lifecycle.h"
 #include "offload/report/summary.h"
 #include "offload/residency/out_of_memory.h"
 #include "offload/runtime/runtime.h"
 #include "policy/minimum_size.h"
-#include "policy/planned.h"
+#include "policy/planned_policy.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/trace.h"
 #include "streams/disk/disk_tier.h"
@@ -81,7 +81,7 @@ struct GoalOf {
       throw std::invalid_argument(
           "ebb: Options::device_budget is a share of what is free, which is not known of the CPU; name bytes");
     }
-    const DeviceRoom room = cuda_room(device);
+    const DeviceHeadroom room = cuda_headroom(device);
     return DeviceBytes{room.in_use_bytes +
                        static_cast<std::uint64_t>(budget.share * static_cast<double>(room.free_bytes))};
   }
@@ -94,11 +94,11 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   if (!options.enabled) {
     return nullptr;
   }
-  std::shared_ptr<Planned> planned;
+  std::shared_ptr<PlannedPolicy> planned;
   if (options.device_budget) {
-    planned = std::make_shared<Planned>(std::visit(GoalOf{tier->device()}, *options.device_budget),
-                                        options.capacity_bytes.value_or(kUnlimited), measure_link(*tier),
-                                        options.planned_minimum_bytes);
+    planned = std::make_shared<PlannedPolicy>(std::visit(GoalOf{tier->device()}, *options.device_budget),
+                                              options.capacity_bytes.value_or(kUnlimited), measure_link(*tier),
+                                              options.planned_minimum_bytes);
     options.policy = planned;
   } else if (options.policy == nullptr) {
     options.policy = minimum_size(kDefaultMinimumBytes);

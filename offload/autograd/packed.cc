@@ -3,31 +3,31 @@
 #include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
+#include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
-#include "offload/tensors/put_off.h"
 
 namespace ebb {
 
-Packed::Packed(const at::Tensor& tensor, const Scope::Target& target, RegionSaves* region) {
+Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, RegionSaves* region) {
   Runtime& runtime = *target.runtime;
   runtime.check_process();
-  PutOff::of_this_thread().start_finished();
-  if (const std::optional<Kept> reason = runtime.passed_through(tensor)) {
+  DeferredCopies::of_this_thread().start_finished();
+  if (const std::optional<KeptReason> reason = runtime.passed_through(tensor)) {
     runtime.count_kept(*reason, tensor);
-    if (reason == Kept::kPolicy) {
+    if (reason == KeptReason::kPolicy) {
       held_.emplace(runtime.hold_passed_through(tensor.storage().nbytes()));
     }
     saved_.emplace(tensor);
     return;
   }
   if (runtime.tier().captures()) {  // Note [CUDA graphs]
-    runtime.count_kept(Kept::kCaptured, tensor);
+    runtime.count_kept(KeptReason::kCaptured, tensor);
     saved_.emplace(tensor);
     return;
   }
   const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
-  const std::shared_ptr<Tape> step = target.scope->tape(target.runtime);
+  const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
   if (region != nullptr) {
     saved_.emplace(tensor, runtime.keep(tensor, step, *region));
     return;

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/autograd/scope.h"
+#include "offload/autograd/guard_scope.h"
 #include "offload/report/device_account.h"
 #include "offload/tensors/saved_tensor.h"
 
@@ -27,7 +27,7 @@ class Packed {
   // `target`: where the save goes; not null, and its scope must live until this returns. `region`: the checkpointed
   // region that runs and whose saves stay, whatever the policy would say; null for none.
   // Throws what Runtime::save throws, and c10::Error in a forked child.
-  Packed(const at::Tensor& tensor, const Scope::Target& target, RegionSaves* region);
+  Packed(const at::Tensor& tensor, const GuardScope::Target& target, RegionSaves* region);
   ~Packed();
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;

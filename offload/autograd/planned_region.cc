@@ -2,22 +2,24 @@
 
 #include <utility>
 
-#include "offload/steps/tape.h"
+#include "offload/steps/saved_step.h"
 
 namespace ebb {
 
-std::unique_ptr<PlannedRegion> PlannedRegion::ask(const Scope::Target& target, const std::vector<at::Tensor>& inputs) {
-  const std::shared_ptr<Tape> tape = target.scope->tape(target.runtime);
-  std::optional<Decider::RegionsPlace> place = target.runtime->decider().region_begins(inputs, *tape);
+std::unique_ptr<PlannedRegion> PlannedRegion::ask(const GuardScope::Target& target,
+                                                  const std::vector<at::Tensor>& inputs) {
+  const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
+  std::optional<Decider::RegionsPlace> place = target.runtime->decider().region_begins(inputs, *step);
   if (!place) {
     return nullptr;
   }
-  return std::unique_ptr<PlannedRegion>(new PlannedRegion(target.runtime, tape, *std::move(place)));
+  return std::unique_ptr<PlannedRegion>(new PlannedRegion(target.runtime, step, *std::move(place)));
 }
 
-PlannedRegion::PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<Tape> tape, Decider::RegionsPlace place)
+PlannedRegion::PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<SavedStep> step,
+                             Decider::RegionsPlace place)
     : runtime_(std::move(runtime)),
-      tape_(std::move(tape)),
+      step_(std::move(step)),
       place_(std::move(place)),
       saves_(new RegionSaves{.ordinal = place_.ordinal, .table = {}}) {}
 
@@ -29,19 +31,19 @@ PlannedRegion::~PlannedRegion() {
   if (place_.recorder != nullptr) {
     place_.recorder->released(place_.index);
   }
-  tape_->ended();
+  step_->ended();
 }
 
 void PlannedRegion::needed() {
   if (runtime_->forked()) {  // its second run says so
     return;
   }
-  const bool planned = tape_->asked(place_.ordinal);
+  const bool planned = step_->asked(place_.ordinal);
   if (place_.recorder != nullptr) {
     place_.recorder->needed(place_.index);
   }
-  const StepRecorder::Detour detour(place_.recorder.get());
-  if (planned && tape_->fetch_ahead()) {
+  const StepRecorder::ClockPause pause(place_.recorder.get());
+  if (planned && step_->prefetch()) {
     runtime_->tier().flush();
   }
 }

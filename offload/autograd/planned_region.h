@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/autograd/scope.h"
+#include "offload/autograd/guard_scope.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/report/device_account.h"
 #include "offload/runtime/region_saves.h"
@@ -23,7 +23,7 @@ namespace ebb {
 class PlannedRegion {
  public:
   // Null where the offloader does not plan.
-  [[nodiscard]] static std::unique_ptr<PlannedRegion> ask(const Scope::Target& target,
+  [[nodiscard]] static std::unique_ptr<PlannedRegion> ask(const GuardScope::Target& target,
                                                           const std::vector<at::Tensor>& inputs);
   ~PlannedRegion();
   PlannedRegion(const PlannedRegion&) = delete;
@@ -53,14 +53,14 @@ class PlannedRegion {
 
    private:
     PlannedRegion& region_;
-    const StepRecorder::Detour detour_;
+    const StepRecorder::ClockPause detour_;
   };
 
  private:
-  PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<Tape> tape, Decider::RegionsPlace place);
+  PlannedRegion(std::shared_ptr<Runtime> runtime, std::shared_ptr<SavedStep> step, Decider::RegionsPlace place);
 
   const std::shared_ptr<Runtime> runtime_;
-  const std::shared_ptr<Tape> tape_;
+  const std::shared_ptr<SavedStep> step_;
   const Decider::RegionsPlace place_;
   const std::shared_ptr<RegionSaves> saves_;
   std::optional<DeviceAccount::Held> held_;

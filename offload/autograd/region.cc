@@ -11,9 +11,9 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "offload/autograd/default_hooks.h"
+#include "offload/autograd/guard_scope.h"
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
-#include "offload/autograd/scope.h"
 #include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
@@ -27,8 +27,8 @@ constexpr const char* kWhat = "this checkpointed region";  // in errors
 
 enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
 
-// What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in scope.h). Ended
-// ones are passed over: the stack may have been captured.
+// What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in guard_scope.h).
+// Ended ones are passed over: the stack may have been captured.
 class Running final : public c10::DebugInfoBase {
  public:
   static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEC);
@@ -172,7 +172,7 @@ Region::~Region() = default;
 
 std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
   auto region = std::make_shared<Region>(std::move(function), inputs);
-  const Scope::Target target = Scope::current();
+  const GuardScope::Target target = GuardScope::current();
   if (target.runtime != nullptr && Running::innermost() == nullptr) {
     region->planned_ = PlannedRegion::ask(target, inputs);
   }
@@ -207,7 +207,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
     case Which::kOnlyRun:
       break;
   }
-  Scope::Target target = Scope::current();  // the function may have entered guards
+  GuardScope::Target target = GuardScope::current();  // the function may have entered guards
   if (target.runtime == nullptr) {
     return nullptr;
   }

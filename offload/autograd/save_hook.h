@@ -7,8 +7,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include "offload/autograd/guard_scope.h"
 #include "offload/autograd/packed.h"
-#include "offload/autograd/scope.h"
 #include "offload/runtime/region_saves.h"
 
 namespace ebb {
@@ -20,18 +20,18 @@ namespace ebb {
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
   // As the constructor of Packed. The target's scope must live until call_pack_hook returns.
-  explicit SaveHook(Scope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
+  explicit SaveHook(GuardScope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
       : target_(std::move(target)), region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    const Scope::Target target = std::exchange(target_, {});
+    const GuardScope::Target target = std::exchange(target_, {});
     const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
     packed_.emplace(tensor, target, region.get());
   }
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
 
  private:
-  Scope::Target target_;  // empty once packed, as region_
+  GuardScope::Target target_;  // empty once packed, as region_
   std::shared_ptr<RegionSaves> region_;
   std::optional<Packed> packed_;  // once packed
 };

@@ -22,7 +22,7 @@ DeviceMeter cuda_meter(c10::Device device) {
   };
 }
 
-DeviceRoom cuda_room(c10::Device device) {
+DeviceHeadroom cuda_headroom(c10::Device device) {
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   const auto now = [](const auto& stat) {
     return static_cast<std::uint64_t>(

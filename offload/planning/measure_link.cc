@@ -7,7 +7,7 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "offload/planning/planning.h"
+#include "offload/planning/plan_lifecycle.h"
 #include "streams/base/after.h"
 
 namespace ebb {

@@ -237,9 +237,9 @@ class StepRecorder::Clock {
 
   double at(const Mark& mark) {
     const double now = tier_.ms_between(start_, mark.time);
-    if (mark.what == What::kDetour) {
+    if (mark.what == What::kPause) {
       open_.push_back({now, 0});
-    } else if (mark.what == What::kDetourEnd && !open_.empty()) {
+    } else if (mark.what == What::kPauseEnd && !open_.empty()) {
       const auto [begin, inside] = open_.back();
       open_.pop_back();
       const double span = now - begin;
@@ -252,7 +252,7 @@ class StepRecorder::Clock {
 
   [[nodiscard]] bool in_detour() const { return !open_.empty(); }
 
-  // Of the detour that has just ended, without those inside of it.
+  // Of the pause that has just ended, without those inside of it.
   [[nodiscard]] double own_ms() const { return own_ms_; }
 
  private:
@@ -270,7 +270,7 @@ class StepRecorder::Clock {
 
 // What a region's second run, which ends here, took at most besides what it saved.
 std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
-  const bool region = mark.what == What::kDetourEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
+  const bool region = mark.what == What::kPauseEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
   return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
 }
 
@@ -315,9 +315,9 @@ StepRecord StepRecorder::record() const {
       case What::kEnd:
         result.end_ms = ms;
         break;
-      case What::kDetour:
+      case What::kPause:
         break;
-      case What::kDetourEnd:
+      case What::kPauseEnd:
         if (mark.index != kNoRecipe) {
           StorageRecord& storage = result.storages[mark.index];
           storage.recompute_ms = clock.own_ms();
@@ -336,16 +336,16 @@ StepRecord StepRecorder::record() const {
   return result;
 }
 
-StepRecorder::Detour::Detour(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
+StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
     : recorder_(recorder), recipe_(recipe) {
   if (recorder_ != nullptr) {
-    recorder_->mark(What::kDetour, recipe_.value_or(kNoRecipe));
+    recorder_->mark(What::kPause, recipe_.value_or(kNoRecipe));
   }
 }
 
-StepRecorder::Detour::~Detour() {
+StepRecorder::ClockPause::~ClockPause() {
   if (recorder_ != nullptr) {
-    recorder_->mark(What::kDetourEnd, recipe_.value_or(kNoRecipe));
+    recorder_->mark(What::kPauseEnd, recipe_.value_or(kNoRecipe));
   }
 }
 

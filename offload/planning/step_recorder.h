@@ -22,7 +22,7 @@ namespace ebb {
 //
 // Note [The clock of a recorded step]
 // Each mark takes a point on the compute stream's clock and the device's memory in use. What ebb makes the stream do
-// (copies it waits for, recipes) is marked as a detour, and no time passes in it: what is left is the step as it would
+// (copies it waits for, recipes) is marked as a pause, and no time passes in it: what is left is the step as it would
 // run without ebb. The points are read when the step is over.
 //
 // Note [Memory that is not ebb's]
@@ -57,8 +57,8 @@ class StepRecorder {
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
                       std::weak_ptr<const void> held = {});
 
-  // A checkpointed region begins; returns its index. It is run again in a Detour of its own, at whose end `saves` is
-  // what it has saved then. What it took at most besides, at any time, is other memory where it is needed.
+  // A checkpointed region begins; returns its index. It is run again in a ClockPause of its own, at whose end `saves`
+  // is what it has saved then. What it took at most besides, at any time, is other memory where it is needed.
   std::uint32_t region_begins(std::vector<std::uint32_t> inputs);
   void region_saves(std::uint32_t index, std::uint64_t bytes) noexcept;
 
@@ -87,13 +87,13 @@ class StepRecorder {
 
   // While it lives, what the stream does is ebb's doing: in general, or the recipe of a storage. They nest, and a
   // recipe has what is inside of it for its inputs.
-  class Detour {
+  class ClockPause {
    public:
     // `recorder` null: none.
-    explicit Detour(StepRecorder* recorder, std::optional<std::uint32_t> recipe = std::nullopt) noexcept;
-    ~Detour();
-    Detour(const Detour&) = delete;
-    Detour& operator=(const Detour&) = delete;
+    explicit ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe = std::nullopt) noexcept;
+    ~ClockPause();
+    ClockPause(const ClockPause&) = delete;
+    ClockPause& operator=(const ClockPause&) = delete;
 
    private:
     StepRecorder* const recorder_;
@@ -101,12 +101,12 @@ class StepRecorder {
   };
 
  private:
-  enum class What : std::uint8_t { kSaved, kIdle, kNeeded, kReleased, kBackward, kEnd, kDetour, kDetourEnd };
+  enum class What : std::uint8_t { kSaved, kIdle, kNeeded, kReleased, kBackward, kEnd, kPause, kPauseEnd };
   static constexpr std::uint32_t kNoRecipe = 0xFFFFFFFF;
 
   struct Mark {
     What what;
-    std::uint32_t index;  // of the storage; of a detour: kNoRecipe, or the storage's whose recipe it is
+    std::uint32_t index;  // of the storage; of a pause: kNoRecipe, or the storage's whose recipe it is
     Ticket time;
     std::uint64_t other_bytes;  // now
     std::uint64_t peak_bytes;   // of other memory, since the mark before

@@ -76,7 +76,7 @@ const char* text(Decision decision) {
 }
 
 // Most bytes first.
-std::vector<Row> rows_of(const Planned::Known& known, bool met) {
+std::vector<Row> rows_of(const PlannedPolicy::Known& known, bool met) {
   std::map<std::tuple<std::string, Decision, Why>, Row> found;
   for (std::size_t i = 0; i < known.signature.size(); ++i) {
     const StorageRecord& storage = known.record.storages[i];
@@ -135,7 +135,7 @@ std::string trust(const PlanReport& report) {
 
 }  // namespace
 
-std::string explain_plan(const Planned::Known& known, const Goal& goal, const PlanReport& report) {
+std::string explain_plan(const PlannedPolicy::Known& known, const Goal& goal, const PlanReport& report) {
   const Prediction& predicted = report.predicted;
   const std::optional<StepCost>& actual = report.actual;
   const std::vector<Row> rows = rows_of(known, report.fits && std::holds_alternative<DeviceBytes>(goal));

@@ -32,7 +32,7 @@ void Ledger::count_evicted(std::uint64_t bytes) {
   }
 }
 
-void Ledger::count_kept(Kept reason, std::uint64_t bytes) {
+void Ledger::count_kept(KeptReason reason, std::uint64_t bytes) {
   counters_.kept[static_cast<std::size_t>(reason)].add(bytes);
   if (debug_log_wanted()) {
     log_debug("keep " + human_bytes(bytes) + ": " + std::string(to_string(reason)));

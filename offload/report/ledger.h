@@ -32,7 +32,7 @@ class Ledger {
   void count_offloaded(std::uint64_t bytes);
   void count_dropped(std::uint64_t bytes);
   void count_evicted(std::uint64_t bytes);
-  void count_kept(Kept reason, std::uint64_t bytes);
+  void count_kept(KeptReason reason, std::uint64_t bytes);
 
   // The most that one request for device memory is expected to be: the largest storage that was saved so far, wherever
   // it stayed, or what was expected.

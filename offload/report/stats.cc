@@ -21,27 +21,27 @@ std::string line(std::string_view name, const Level& level) {
 
 }  // namespace
 
-std::string_view to_string(Kept reason) {
+std::string_view to_string(KeptReason reason) {
   switch (reason) {
-    case Kept::kParameter:
+    case KeptReason::kParameter:
       return "parameter";
-    case Kept::kExcluded:
+    case KeptReason::kExcluded:
       return "excluded";
-    case Kept::kOtherDevice:
+    case KeptReason::kOtherDevice:
       return "other device";
-    case Kept::kEmpty:
+    case KeptReason::kEmpty:
       return "empty";
-    case Kept::kUnmovable:
+    case KeptReason::kUnmovable:
       return "unmovable";
-    case Kept::kNonOwning:
+    case KeptReason::kNonOwning:
       return "non-owning";
-    case Kept::kPolicy:
+    case KeptReason::kPolicy:
       return "policy";
-    case Kept::kNoRoom:
+    case KeptReason::kNoRoom:
       return "no room";
-    case Kept::kCaptured:
+    case KeptReason::kCaptured:
       return "captured";
-    case Kept::kPutOff:
+    case KeptReason::kDeferred:
       return "put off";
   }
   return "?";
@@ -55,7 +55,7 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   text += line("  saved before", stats.deduplicated);
   for (std::size_t i = 0; i < kKeptReasons; ++i) {
     if (stats.kept[i].tensors > 0) {
-      text += line(fmt::format("  kept: {}", to_string(static_cast<Kept>(i))), stats.kept[i]);
+      text += line(fmt::format("  kept: {}", to_string(static_cast<KeptReason>(i))), stats.kept[i]);
     }
   }
   if (stats.evicted.tensors > 0) {

@@ -43,8 +43,8 @@ class Fetched {
   [[nodiscard]] c10::Storage get();
 
   // Somebody wants the bytes, and will wait for them.
-  void asked_for() { guess_ = false; }
-  [[nodiscard]] bool is_guess() const { return guess_; }
+  void claim() { unclaimed_ = false; }
+  [[nodiscard]] bool is_unclaimed() const { return unclaimed_; }
 
  private:
   Tier& tier_;
@@ -52,7 +52,7 @@ class Fetched {
   const c10::Storage storage_;
   Ticket arrived_;
   const c10::Stream stream_;
-  std::atomic<bool> guess_{true};
+  std::atomic<bool> unclaimed_{true};
   std::atomic<bool> waited_for_{false};
 
   Mutex mutex_;

@@ -57,12 +57,12 @@ class Served {
 };
 
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
-  if (Residency::fetches_ahead_here()) {  // a guess, which backward does without
+  if (Residency::prefetches_here()) {  // a guess, which backward does without
     return;
   }
   try {
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-    const std::uint64_t room = cuda_room(device).unsplit_bytes;
+    const std::uint64_t room = cuda_headroom(device).unsplit_bytes;
     for (const std::shared_ptr<Residency>& residency : Served::all().on(device)) {
       if (bytes <= room + residency->ledger().storages_on_device()) {
         residency->ledger().expect_request(bytes);
@@ -86,7 +86,7 @@ bool make_room() {
   bool some = false;
   for (const std::shared_ptr<Residency>& residency : offloaders) {
     // What is let go may leave holes beside memory in use, which serve no large request: so the device is asked again.
-    while (const std::uint64_t bytes = bytes_short(cuda_room(device).unsplit_bytes, reserve)) {
+    while (const std::uint64_t bytes = bytes_short(cuda_headroom(device).unsplit_bytes, reserve)) {
       if (residency->evict(bytes) == 0) {
         break;
       }

@@ -12,7 +12,7 @@ class Residency;
 // Note [Out of memory]
 // LibTorch calls a FreeMemoryCallback whenever a request fits no block that the allocator has cached: before each
 // cudaMalloc, and so also while there is plenty. It does not say how much is asked for. What is known is what the
-// device could give to one request (DeviceRoom::unsplit_bytes). Most large requests have the size of something that
+// device could give to one request (DeviceHeadroom::unsplit_bytes). Most large requests have the size of something that
 // autograd saves (activations, their gradients, parameters' gradients), so there is need where the device could not
 // give the largest of these; what the policy has kept is then evicted until it could (Residency::evict). A larger
 // request that fails, though what is saved would have made room for it, is noted, and the device is held ready for it

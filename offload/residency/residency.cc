@@ -8,18 +8,18 @@
 namespace ebb {
 namespace {
 
-bool& fetching_ahead() {
+bool& prefetching() {
   thread_local bool ahead = false;
   return ahead;
 }
 
 }  // namespace
 
-bool Residency::fetches_ahead_here() { return fetching_ahead(); }
+bool Residency::prefetches_here() { return prefetching(); }
 
-Residency::FetchingAhead::FetchingAhead() : before_(std::exchange(fetching_ahead(), true)) {}
+Residency::Prefetching::Prefetching() : before_(std::exchange(prefetching(), true)) {}
 
-Residency::FetchingAhead::~FetchingAhead() { fetching_ahead() = before_; }
+Residency::Prefetching::~Prefetching() { prefetching() = before_; }
 
 Residency::Residency(const Config& config, const StagingLimits& limits, Prefetcher& prefetcher,
                      std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
@@ -76,7 +76,7 @@ void Residency::reset_stats() {
 }
 
 std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
-  if (fetching_ahead()) {
+  if (prefetching()) {
     return 0;
   }
   DeviceAccount& account = *ledger_.account();

@@ -60,21 +60,21 @@ class Residency {
   void reset_stats();
 
   // Lets go of at least so much device memory, if it can: of sources whose copies out are under way, for which the
-  // streams wait, of what was fetched ahead, and then of what the policy has kept. Returns how much it was. Waits for
+  // streams wait, of what was prefetched, and then of what the policy has kept. Returns how much it was. Waits for
   // no lock under which device memory is asked for: whoever calls this may hold the device allocator's. Nothing while
-  // the calling thread asks for memory to fetch ahead: a guess must not cost what backward wants next.
+  // the calling thread asks for memory to prefetch: a guess must not cost what backward wants next.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
   // Whether the calling thread does.
-  [[nodiscard]] static bool fetches_ahead_here();
+  [[nodiscard]] static bool prefetches_here();
 
   // Lives while it does.
-  class FetchingAhead {
+  class Prefetching {
    public:
-    FetchingAhead();
-    ~FetchingAhead();
-    FetchingAhead(const FetchingAhead&) = delete;
-    FetchingAhead& operator=(const FetchingAhead&) = delete;
+    Prefetching();
+    ~Prefetching();
+    Prefetching(const Prefetching&) = delete;
+    Prefetching& operator=(const Prefetching&) = delete;
 
    private:
     const bool before_;

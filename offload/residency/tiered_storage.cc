@@ -40,7 +40,7 @@ TieredStorage::TieredStorage(std::shared_ptr<Residency> residency, c10::Storage 
 
 TieredStorage::~TieredStorage() {
   if (deferred_) {
-    residency_->ledger().count_kept(Kept::kPutOff, bytes_);
+    residency_->ledger().count_kept(KeptReason::kDeferred, bytes_);
   }
   if (evictable_) {
     residency_->eviction_queue().remove(*evictable_);
@@ -155,7 +155,7 @@ void TieredStorage::offload_deferred() noexcept {
       log_warning("a copy out could not be started; the saved tensor stays on the device");
     }
   }
-  residency_->ledger().count_kept(Kept::kPutOff, bytes_);
+  residency_->ledger().count_kept(KeptReason::kDeferred, bytes_);
 }
 
 void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
@@ -224,7 +224,7 @@ c10::Storage TieredStorage::try_find(c10::Stream stream) {
       }
     }
     if (fetched != nullptr) {
-      fetched->asked_for();
+      fetched->claim();
     }
   }
   // The lock is released: on the CPU this may take as long as the disk does.
@@ -250,7 +250,7 @@ std::shared_ptr<Fetched> TieredStorage::restored_on_locked(c10::Stream stream) c
 // A prefetched copy for another stream, which nobody has asked for, makes place and is returned; a copy that was used
 // stays for the pending uses there.
 std::shared_ptr<Fetched> TieredStorage::restore_locked(std::shared_ptr<Fetched> fetched) {
-  if (state_ == State::kRestored && !restored_->is_guess()) {
+  if (state_ == State::kRestored && !restored_->is_unclaimed()) {
     on_other_streams_.push_back(std::move(fetched));
     return nullptr;
   }
@@ -300,7 +300,7 @@ c10::Storage TieredStorage::recompute(c10::Stream stream) {
   const c10::Storage storage = residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_);
   residency_->ledger().counters().recomputed.add(bytes_);
   auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
-  fetched->asked_for();
+  fetched->claim();
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   unwanted = restore_locked(std::move(fetched));
@@ -367,7 +367,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
       return false;
     }
     try {
-      const Residency::FetchingAhead here;
+      const Residency::Prefetching here;
       restored_ = fetch_locked(stream, std::move(window));
     } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
       return false;
@@ -386,7 +386,7 @@ void TieredStorage::cancel_prefetch() {
     return;
   }
   const MutexLock lock(mutex_, std::adopt_lock);
-  if (state_ == State::kRestored && restored_->is_guess()) {
+  if (state_ == State::kRestored && restored_->is_unclaimed()) {
     unwanted = std::exchange(restored_, nullptr);
     move_to_locked(State::kOffDevice);
   }

@@ -6,8 +6,8 @@
 
 #include "offload/recompute/graph_recipe.h"
 #include "offload/residency/residency.h"
+#include "offload/steps/saved_step.h"
 #include "offload/steps/steps.h"
-#include "offload/steps/tape.h"
 
 namespace ebb {
 
@@ -19,7 +19,7 @@ Decider::Decider(std::shared_ptr<Policy> policy, Steps& steps, Residency& reside
       needs_recipes_(policy_->needs_recompute()),
       least_bytes_(policy_->least_bytes()) {}
 
-Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe) {
+Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe) {
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -40,10 +40,10 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, Tape& st
   return decision;
 }
 
-Decision Decider::ask_locked(Candidate& candidate, Tape& step) {
+Decision Decider::ask_locked(Candidate& candidate, SavedStep& step) {
   candidate.ordinal = step.next_candidate();
   if (candidate.ordinal == 0) {
-    if (steps_.book().take_dropped()) {
+    if (steps_.history().take_dropped()) {
       policy_->drop_step();
     }
     policy_->begin_step();

@@ -21,7 +21,7 @@ class Residency;
 class SavedStorage;
 class StepRecorder;
 class Steps;
-class Tape;
+class SavedStep;
 
 // What becomes of the storages that are saved, and of checkpointed regions. Two strategies: a policy alone decides
 // (PolicyDecider), or the plan of a budget (PlanDecider).
@@ -44,13 +44,14 @@ class Decider {
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
   // `recipe`: how to make it again; null where there is no way, or none was looked for. Throws what the policy throws,
   // and c10::Error where a budget cannot be met.
-  [[nodiscard]] Decision decide(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe);
+  [[nodiscard]] Decision decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+                                const GraphRecipe* recipe);
 
   // How the bytes of a save count that the policy is not asked about, for want of bytes.
   [[nodiscard]] virtual DeviceAccount::Held::What passed_through() const = 0;
 
   // A storage that was to be offloaded has found no room.
-  virtual void found_no_room(Tape& step, std::uint64_t bytes) = 0;
+  virtual void found_no_room(SavedStep& step, std::uint64_t bytes) = 0;
 
   // A checkpointed region that has saved these inputs begins.
   struct RegionsPlace {
@@ -61,13 +62,13 @@ class Decider {
   };
   // nullopt: regions are nobody's affair but their own.
   [[nodiscard]] virtual std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
-                                                                  Tape& step) = 0;
+                                                                  SavedStep& step) = 0;
 
   // A backward begins on this thread, probably on this step. Whether the first copies in should start at once.
-  [[nodiscard]] virtual bool backward_begins(Tape& step) = 0;
+  [[nodiscard]] virtual bool backward_begins(SavedStep& step) = 0;
 
   // The backward pass on `step` is over; `failed`: by an exception. A step that is recorded waits for the device here.
-  virtual void backward_is_over(Tape& step, bool failed) = 0;
+  virtual void backward_is_over(SavedStep& step, bool failed) = 0;
 
   // See Offloader.
   [[nodiscard]] virtual std::string explain() = 0;
@@ -78,7 +79,7 @@ class Decider {
 
  protected:
   // Asks the policy, whose mutex must be held.
-  [[nodiscard]] Decision ask_locked(Candidate& candidate, Tape& step) EBB_REQUIRES(policy_mutex_);
+  [[nodiscard]] Decision ask_locked(Candidate& candidate, SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   [[nodiscard]] Steps& steps() { return steps_; }
   [[nodiscard]] Residency& residency() { return residency_; }
@@ -89,14 +90,14 @@ class Decider {
  private:
   // Called with the mutex held: a step begins; the policy has decided, and so its plan is known; a storage with this
   // ordinal enters the step.
-  virtual void step_begins_locked(Tape& /*step*/) EBB_REQUIRES(policy_mutex_) {}
-  virtual void decided_locked(Tape& /*step*/) EBB_REQUIRES(policy_mutex_) {}
-  virtual void enter_locked(const at::Tensor& /*tensor*/, SavedStorage& /*saved*/, Tape& /*step*/,
+  virtual void step_begins_locked(SavedStep& /*step*/) EBB_REQUIRES(policy_mutex_) {}
+  virtual void decided_locked(SavedStep& /*step*/) EBB_REQUIRES(policy_mutex_) {}
+  virtual void enter_locked(const at::Tensor& /*tensor*/, SavedStorage& /*saved*/, SavedStep& /*step*/,
                             const GraphRecipe* /*recipe*/, const Candidate& /*candidate*/) EBB_REQUIRES(policy_mutex_) {
   }
 
   // Called without it, once it is known what becomes of this candidate.
-  virtual void decided(Tape& /*step*/, std::uint32_t /*ordinal*/) {}
+  virtual void decided(SavedStep& /*step*/, std::uint32_t /*ordinal*/) {}
 
   const std::shared_ptr<Policy> policy_;
   Steps& steps_;

@@ -25,28 +25,28 @@ void Exclusions::add(const at::Tensor& tensor) {
   }
 }
 
-std::optional<Kept> Exclusions::reason(const at::Tensor& tensor) {
+std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
   if (!is_plain(tensor)) {
-    return Kept::kUnmovable;
+    return KeptReason::kUnmovable;
   }
   if (tensor.device() != device_) {
-    return Kept::kOtherDevice;
+    return KeptReason::kOtherDevice;
   }
   const c10::Storage& storage = tensor.storage();
   if (storage.nbytes() == 0) {
-    return Kept::kEmpty;
+    return KeptReason::kEmpty;
   }
   if (storage.data() == nullptr) {  // a ZeroTensor has sizes and no memory
-    return Kept::kUnmovable;
+    return KeptReason::kUnmovable;
   }
   if (is_parameter(tensor)) {
-    return Kept::kParameter;
+    return KeptReason::kParameter;
   }
   if (excluded_.contains(storage)) {
-    return Kept::kExcluded;
+    return KeptReason::kExcluded;
   }
   if (storage.data_ptr().get_context() == nullptr) {  // nothing to hand back when it is freed
-    return Kept::kNonOwning;
+    return KeptReason::kNonOwning;
   }
   return std::nullopt;
 }

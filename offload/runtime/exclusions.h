@@ -24,7 +24,7 @@ class Exclusions {
   void add(const at::Tensor& tensor);
 
   // Why this tensor must stay as it is; nullopt when it may be moved. Does not read the tensor's bytes.
-  [[nodiscard]] std::optional<Kept> reason(const at::Tensor& tensor);
+  [[nodiscard]] std::optional<KeptReason> reason(const at::Tensor& tensor);
 
  private:
   bool is_parameter(const at::Tensor& tensor);

@@ -33,13 +33,13 @@ std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const GraphRe
 
 }  // namespace
 
-PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<Planning> planning, Steps& steps,
+PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> planning, Steps& steps,
                          Residency& residency)
-    : Decider(std::move(policy), steps, residency), planning_(std::move(planning)) {}
+    : Decider(std::move(policy), steps, residency), lifecycle_(std::move(planning)) {}
 
 PlanDecider::~PlanDecider() = default;
 
-void PlanDecider::found_no_room(Tape& step, std::uint64_t bytes) {
+void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
   if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
     log_warning("a plan has " + human_bytes(bytes) +
                 " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
@@ -47,7 +47,7 @@ void PlanDecider::found_no_room(Tape& step, std::uint64_t bytes) {
   }
 }
 
-bool PlanDecider::backward_begins(Tape& step) {
+bool PlanDecider::backward_begins(SavedStep& step) {
   const bool others_in_use = steps().in_backward_here() > 0;
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder != nullptr) {
@@ -55,13 +55,13 @@ bool PlanDecider::backward_begins(Tape& step) {
   }
   const std::shared_ptr<const Plan> plan = step.plan();
   if (plan != nullptr) {
-    const StepRecorder::Detour detour(recorder.get());
-    residency().stash().shrink_to(plan->room.stash.in_backward);
+    const StepRecorder::ClockPause pause(recorder.get());
+    residency().stash().shrink_to(plan->schedule.stash.in_backward);
   }
   return plan != nullptr && !others_in_use;
 }
 
-void PlanDecider::backward_is_over(Tape& step, bool failed) {
+void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder == nullptr) {
     return;
@@ -72,28 +72,28 @@ void PlanDecider::backward_is_over(Tape& step, bool failed) {
   }
   if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: it waits for the device
     const MutexLock lock(policy_mutex_);
-    planning_->learn(step.plan(), *recorder, *record);
+    lifecycle_->learn(step.plan(), *recorder, *record);
   }
 }
 
 std::optional<PlanReport> PlanDecider::plan_report() {
   const MutexLock lock(policy_mutex_);
-  return planning_->report();
+  return lifecycle_->report();
 }
 
 std::string PlanDecider::explain() {
   const MutexLock lock(policy_mutex_);
-  return planning_->explain();
+  return lifecycle_->explain();
 }
 
-void PlanDecider::step_begins_locked(Tape& step) {
-  step.record_by(planning_->step_begun());
+void PlanDecider::step_begins_locked(SavedStep& step) {
+  step.record_by(lifecycle_->step_begun());
   step.follow(nullptr);
 }
 
-void PlanDecider::decided_locked(Tape& step) {
-  if (std::shared_ptr<const Plan> plan = planning_->plan(); plan != step.plan()) {
-    auto recorder = planning_->follows(plan);  // may throw: then nothing is followed
+void PlanDecider::decided_locked(SavedStep& step) {
+  if (std::shared_ptr<const Plan> plan = lifecycle_->plan(); plan != step.plan()) {
+    auto recorder = lifecycle_->follows(plan);  // may throw: then nothing is followed
     step.follow(std::move(plan));
     if (recorder) {
       step.record_by(*std::move(recorder));
@@ -101,8 +101,8 @@ void PlanDecider::decided_locked(Tape& step) {
   }
 }
 
-void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe,
-                               const Candidate& candidate) {
+void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+                               const GraphRecipe* recipe, const Candidate& candidate) {
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   std::uint32_t index = 0;
   if (recorder != nullptr) {
@@ -112,15 +112,16 @@ void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Ta
 }
 
 // The stash shrinks to what the plan has room for after the candidate.
-void PlanDecider::decided(Tape& step, std::uint32_t ordinal) {
+void PlanDecider::decided(SavedStep& step, std::uint32_t ordinal) {
   if (step.plan() != nullptr) {
     const std::shared_ptr<StepRecorder> recorder = step.recorder();
-    const StepRecorder::Detour detour(recorder.get());
+    const StepRecorder::ClockPause pause(recorder.get());
     residency().stash().shrink_to(steps().limits().stash(step, ordinal));
   }
 }
 
-std::optional<Decider::RegionsPlace> PlanDecider::region_begins(const std::vector<at::Tensor>& inputs, Tape& step) {
+std::optional<Decider::RegionsPlace> PlanDecider::region_begins(const std::vector<at::Tensor>& inputs,
+                                                                SavedStep& step) {
   Candidate candidate;
   candidate.region = true;
   candidate.operation = "ebb::checkpoint";
@@ -141,7 +142,7 @@ std::optional<Decider::RegionsPlace> PlanDecider::region_begins(const std::vecto
 
 Decider::RegionsPlace PlanDecider::enter_region_locked(Candidate& candidate,
                                                        const std::vector<std::shared_ptr<SavedStorage>>& inputs,
-                                                       Tape& step) {
+                                                       SavedStep& step) {
   step.began();
   auto ended = c10::make_scope_exit([&step] { step.ended(); });  // for a region that the policy refuses
   RegionsPlace place{ask_locked(candidate, step) == Decision::kKeep, step.recorder(), 0,

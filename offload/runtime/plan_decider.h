@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/planning/planning.h"
+#include "offload/planning/plan_lifecycle.h"
 #include "offload/runtime/decider.h"
 
 namespace ebb {
@@ -17,7 +17,8 @@ namespace ebb {
 class PlanDecider final : public Decider {
  public:
   // `policy`: the one that the planning is about.
-  PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<Planning> planning, Steps& steps, Residency& residency);
+  PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> planning, Steps& steps,
+              Residency& residency);
   ~PlanDecider() override;
 
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
@@ -25,14 +26,15 @@ class PlanDecider final : public Decider {
   }
 
   // Warns once: the budget may then be exceeded.
-  void found_no_room(Tape& step, std::uint64_t bytes) override;
+  void found_no_room(SavedStep& step, std::uint64_t bytes) override;
 
-  [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs, Tape& step) override;
+  [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
+                                                          SavedStep& step) override;
 
   // The streams wait for copies out as the plan says. Copies in start at once where there is a plan, but never while
   // another of the thread's steps is in use, which needs the window.
-  [[nodiscard]] bool backward_begins(Tape& step) override;
-  void backward_is_over(Tape& step, bool failed) override;
+  [[nodiscard]] bool backward_begins(SavedStep& step) override;
+  void backward_is_over(SavedStep& step, bool failed) override;
 
   [[nodiscard]] std::string explain() override;
   [[nodiscard]] std::optional<PlanReport> plan_report() override;
@@ -41,16 +43,16 @@ class PlanDecider final : public Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& /*stats*/) override { return {}; }
 
  private:
-  void step_begins_locked(Tape& step) EBB_REQUIRES(policy_mutex_) override;
-  void decided_locked(Tape& step) EBB_REQUIRES(policy_mutex_) override;
-  void enter_locked(const at::Tensor& tensor, SavedStorage& saved, Tape& step, const GraphRecipe* recipe,
+  void step_begins_locked(SavedStep& step) EBB_REQUIRES(policy_mutex_) override;
+  void decided_locked(SavedStep& step) EBB_REQUIRES(policy_mutex_) override;
+  void enter_locked(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe,
                     const Candidate& candidate) EBB_REQUIRES(policy_mutex_) override;
-  void decided(Tape& step, std::uint32_t ordinal) override;
+  void decided(SavedStep& step, std::uint32_t ordinal) override;
   [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,
-                                                 const std::vector<std::shared_ptr<SavedStorage>>& inputs, Tape& step)
-      EBB_REQUIRES(policy_mutex_);
+                                                 const std::vector<std::shared_ptr<SavedStorage>>& inputs,
+                                                 SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
-  const std::unique_ptr<Planning> planning_;
+  const std::unique_ptr<PlanLifecycle> lifecycle_;
   std::atomic<bool> warned_of_no_room_{false};
 };
 

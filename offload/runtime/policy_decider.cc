@@ -6,28 +6,28 @@
 #include "offload/base/log.h"
 #include "offload/report/summary.h"
 #include "offload/residency/residency.h"
+#include "offload/steps/saved_step.h"
 #include "offload/steps/steps.h"
-#include "offload/steps/tape.h"
 
 namespace ebb {
 
-bool PolicyDecider::backward_begins(Tape& step) {
+bool PolicyDecider::backward_begins(SavedStep& step) {
   warn_of_head(step);
   return steps().in_backward_here() == 0 &&
-         steps().stall_watch().backward_begins(residency().tier().stall_stats(), step.order_is_known());
+         steps().stall_monitor().backward_begins(residency().tier().stall_stats(), step.order_is_known());
 }
 
 // Note [The head]
 // What is saved right before backward is wanted back at once, so that its copies are waited for from end to end. With a
 // plan it stays, as all does whose way back is too short. Without one the user has to say so, and is told in the first
 // step, if the last save looks like a head's: several times as large as any other.
-void PolicyDecider::warn_of_head(Tape& step) {
+void PolicyDecider::warn_of_head(SavedStep& step) {
   if (looked_for_head_.exchange(true)) {
     return;
   }
   constexpr std::uint64_t kTimes = 3;
   constexpr std::uint64_t kLarge = std::uint64_t{16} << 20;
-  const Tape::LastSave last = step.last_save();
+  const SavedStep::LastSave last = step.last_save();
   if (last.bytes >= kLarge && last.largest_before > 0 && last.bytes >= kTimes * last.largest_before) {
     log_warning("the step's last saved tensor, of " + human_bytes(last.bytes) +
                 ", is moved right before backward wants it: put a NoOpGuard around the output head and the loss.");

@@ -19,23 +19,23 @@ class PolicyDecider final : public Decider {
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
     return DeviceAccount::Held::What::kPassedThrough;
   }
-  void found_no_room(Tape& /*step*/, std::uint64_t /*bytes*/) override {}
+  void found_no_room(SavedStep& /*step*/, std::uint64_t /*bytes*/) override {}
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& /*inputs*/,
-                                                          Tape& /*step*/) override {
+                                                          SavedStep& /*step*/) override {
     return std::nullopt;
   }
 
   // Copies in start at once where steps wait for copies, but never while another of the thread's steps is in use, which
   // needs the window.
-  [[nodiscard]] bool backward_begins(Tape& step) override;
-  void backward_is_over(Tape& /*step*/, bool /*failed*/) override {}
+  [[nodiscard]] bool backward_begins(SavedStep& step) override;
+  void backward_is_over(SavedStep& /*step*/, bool /*failed*/) override {}
 
   [[nodiscard]] std::string explain() override { return "no plan: Options::device_budget is not set\n"; }
   [[nodiscard]] std::optional<PlanReport> plan_report() override { return std::nullopt; }
   [[nodiscard]] std::vector<std::string> warnings(const Stats& stats) override;
 
  private:
-  void warn_of_head(Tape& step);
+  void warn_of_head(SavedStep& step);
 
   std::atomic<bool> looked_for_head_{false};
 };

@@ -9,14 +9,14 @@
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/device_meter.h"
-#include "offload/planning/planning.h"
+#include "offload/planning/plan_lifecycle.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/report/summary.h"
 #include "offload/runtime/plan_decider.h"
 #include "offload/runtime/policy_decider.h"
 #include "offload/runtime/region_saves.h"
+#include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
-#include "offload/tensors/put_off.h"
 #include "streams/base/system_memory.h"
 
 namespace ebb {
@@ -26,14 +26,14 @@ DeviceMeter meter(const Options& options, const Tier& tier) {
   return options.device_meter || !tier.device().is_cuda() ? options.device_meter : cuda_meter(tier.device());
 }
 
-std::unique_ptr<Decider> make_decider(const Options& options, std::shared_ptr<Planned> planned, Steps& steps,
+std::unique_ptr<Decider> make_decider(const Options& options, std::shared_ptr<PlannedPolicy> planned, Steps& steps,
                                       Residency& residency) {
   if (planned == nullptr) {
     return std::make_unique<PolicyDecider>(options.policy, steps, residency);
   }
-  auto planning = std::make_unique<Planning>(
+  auto planning = std::make_unique<PlanLifecycle>(
       std::move(planned), residency.shared_tier(), residency.ledger().account(), meter(options, residency.tier()),
-      options.device_budget_is_a_wish ? Planning::Unmet::kWarn : Planning::Unmet::kThrow);
+      options.device_budget_is_a_wish ? PlanLifecycle::Unmet::kWarn : PlanLifecycle::Unmet::kThrow);
   return std::make_unique<PlanDecider>(options.policy, std::move(planning), steps, residency);
 }
 
@@ -42,7 +42,7 @@ std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storag
 }  // namespace
 
 Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace,
-                 std::shared_ptr<Planned> planned)
+                 std::shared_ptr<PlannedPolicy> planned)
     : options_(std::move(options)),
       steps_(
           {.planned = planned != nullptr, .stash_bytes = options_.stash_bytes, .window_bytes = options_.window_bytes}),
@@ -73,19 +73,19 @@ std::vector<TraceSpan> Runtime::take_trace() {
   return residency_.trace()->take();
 }
 
-std::optional<Kept> Runtime::passed_through(const at::Tensor& tensor) {
-  const std::optional<Kept> never_moved = exclusions_.reason(tensor);
-  return never_moved || storage_bytes(tensor) >= decider_->least_bytes() ? never_moved : Kept::kPolicy;
+std::optional<KeptReason> Runtime::passed_through(const at::Tensor& tensor) {
+  const std::optional<KeptReason> never_moved = exclusions_.reason(tensor);
+  return never_moved || storage_bytes(tensor) >= decider_->least_bytes() ? never_moved : KeptReason::kPolicy;
 }
 
-void Runtime::count_kept(Kept reason, const at::Tensor& tensor) {
-  const std::uint64_t bytes = reason == Kept::kUnmovable ? 0 : storage_bytes(tensor);
+void Runtime::count_kept(KeptReason reason, const at::Tensor& tensor) {
+  const std::uint64_t bytes = reason == KeptReason::kUnmovable ? 0 : storage_bytes(tensor);
   residency_.ledger().expect_request(bytes);
   residency_.ledger().counters().saved.add(bytes);
   residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
 }
 
-Runtime::Entry Runtime::enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& step) {
+Runtime::Entry Runtime::enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step) {
   const c10::Storage& storage = tensor.storage();
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   Entry entry;
@@ -104,7 +104,8 @@ void Runtime::count_save(const SavedStorage& saved, bool is_new) {
   }
 }
 
-std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<Tape>& step, Start start) {
+std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
+                                            Start start) {
   residency_.ledger().expect_request(storage_bytes(tensor));
   const auto [saved, is_new] = enter(steps_.table(), tensor, step);
   if (is_new) {
@@ -114,7 +115,7 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   return saved;
 }
 
-std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                             RegionSaves& region) {
   residency_.ledger().expect_request(storage_bytes(tensor));
   const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
@@ -125,21 +126,22 @@ std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std:
   const auto [saved, is_new] = enter(region.table, tensor, step);
   if (is_new) {
     saved->enter_step(region.ordinal, nullptr, 0);
-    stay(*saved, Kept::kPolicy);
+    stay(*saved, KeptReason::kPolicy);
   }
   count_save(*saved, is_new);
   return saved;
 }
 
-void Runtime::stay(SavedStorage& saved, Kept reason) {
+void Runtime::stay(SavedStorage& saved, KeptReason reason) {
   saved.stays();
   residency_.ledger().count_kept(reason, saved.bytes());
-  if (reason == Kept::kPolicy && options_.evict_when_out_of_memory) {
+  if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
     saved.may_be_evicted(tier().current_stream());
   }
 }
 
-void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& step, Start start) {
+void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
+                    Start start) {
   const std::uint64_t bytes = saved->bytes();
   std::unique_ptr<GraphRecipe> recipe = decider_->needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
   const Decision decision = decider_->decide(tensor, *saved, step, recipe.get());
@@ -149,14 +151,14 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     return;
   }
   if (decision != Decision::kOffload) {
-    stay(*saved, Kept::kPolicy);
+    stay(*saved, KeptReason::kPolicy);
     return;
   }
   check_window(bytes);
   std::optional<Block> block = tier().try_acquire(bytes);
   warn_if_host_memory_is_short();
   if (!block) {
-    stay(*saved, Kept::kNoRoom);
+    stay(*saved, KeptReason::kNoRoom);
     decider_->found_no_room(step, bytes);
     return;
   }
@@ -165,14 +167,14 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   } else {
     saved->stays();
     saved->defer_offload(*std::move(block), tier().current_stream());
-    PutOff::of_this_thread().add(saved);
+    DeferredCopies::of_this_thread().add(saved);
   }
 }
 
 void Runtime::check_window(std::uint64_t bytes) const {
   TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
               human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
-              ": it could never be fetched ahead. Set the window to at least the largest tensor's bytes, or keep such "
+              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
               "tensors by a policy or a NoOpGuard.");
 }
 

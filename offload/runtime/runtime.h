@@ -20,7 +20,7 @@
 
 namespace ebb {
 
-class Planned;
+class PlannedPolicy;
 struct RegionSaves;
 
 // What an Offloader owns, and what the saves made under its guards keep alive after it: the decider, the steps, and the
@@ -33,7 +33,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // `options` must be valid, with device and policy filled in.
   // `trace`: as it was given to the tier; null for none. `planned`: Options::policy, where a budget is set; else null.
   Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr,
-          std::shared_ptr<Planned> planned = nullptr);
+          std::shared_ptr<PlannedPolicy> planned = nullptr);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
@@ -50,10 +50,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Tier& tier() { return residency_.tier(); }
 
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
-  [[nodiscard]] std::optional<Kept> passed_through(const at::Tensor& tensor);
+  [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
 
   // Counts a save that passes through. `tensor` need not have a storage.
-  void count_kept(Kept reason, const at::Tensor& tensor);
+  void count_kept(KeptReason reason, const at::Tensor& tensor);
 
   // Counts bytes of a save that is passed through as held on the device until the result is destroyed, which may be
   // after this.
@@ -64,19 +64,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // When the copy of a newly saved storage starts.
   enum class Start : std::uint8_t {
     kNow,
-    kWhenFilled,  // the operation that saves it may have yet to fill it: Note [Saved before it is filled] in put_off.h
+    kWhenFilled,  // the operation that saves it may have yet to fill it: Note [Saved before it is filled] in
+                  // deferred_copies.h
   };
 
   // Saves a movable tensor's storage: finds the copy that exists, or has the decider decide and starts one.
   // Throws what the decider throws, c10::Error for a storage larger than a window that was set, and what the tier
   // throws that cannot start the copy. The save is then as if it had not been made.
-  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                                    Start start = Start::kNow);
 
   // Saves the storage of a tensor that the checkpointed region saves which runs now, and which a plan keeps. The
   // storage stays, and nobody is asked, unless it is saved already. Storages in `region` are unknown outside of it,
   // where the policy is asked as if the region had run again.
-  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<Tape>& step,
+  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                                    RegionSaves& region);
 
   [[nodiscard]] std::vector<TraceSpan> take_trace();
@@ -89,10 +90,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     std::shared_ptr<SavedStorage> saved;
     bool is_new = false;
   };
-  Entry enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<Tape>& step);
+  Entry enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step);
   void count_save(const SavedStorage& saved, bool is_new);
-  void stay(SavedStorage& saved, Kept reason);
-  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, Tape& step, Start start);
+  void stay(SavedStorage& saved, KeptReason reason);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short();
 

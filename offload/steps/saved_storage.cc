@@ -37,14 +37,14 @@ c10::Storage SavedStorage::Use::get() {
   return storage_->get(*this);
 }
 
-SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<Tape> tape,
+SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<SavedStep> step,
                            c10::Storage source, c10::VariableVersion version)
     : TieredStorage(std::move(residency), std::move(source)),
       steps_(steps),
-      tape_(std::move(tape)),
+      step_(std::move(step)),
       version_(std::move(version)),
       if_kept_(this->residency()->ledger().if_kept().hold(bytes())) {
-  tape_->began();
+  step_->began();
 }
 
 SavedStorage::~SavedStorage() {
@@ -53,7 +53,7 @@ SavedStorage::~SavedStorage() {
   if (recorder_ != nullptr) {
     recorder_->released(index_in_record_);
   }
-  tape_->ended(on_tape_ ? std::optional(Tape::Gone{*on_tape_, bytes()}) : std::nullopt);
+  step_->ended(step_id_ ? std::optional(SavedStep::Gone{*step_id_, bytes()}) : std::nullopt);
 }
 
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
@@ -75,18 +75,18 @@ std::optional<std::uint32_t> SavedStorage::index_in(const StepRecorder& recorder
 }
 
 void SavedStorage::offload(Block block, c10::Stream stream) {
-  const StepRecorder::Detour detour(recorder_.get());
+  const StepRecorder::ClockPause pause(recorder_.get());
   TieredStorage::offload(std::move(block), stream);
 }
 
 void SavedStorage::leaves_locked(c10::Stream stream, Leaves when) {
-  if (!on_tape_) {
-    on_tape_ = tape_->append(weak_from_this(), bytes(), stream, ordinal_,
-                             when == Leaves::kAtItsSave ? Tape::Went::kAtItsSave : Tape::Went::kLater);
+  if (!step_id_) {
+    step_id_ = step_->append(weak_from_this(), bytes(), stream, ordinal_,
+                             when == Leaves::kAtItsSave ? SavedStep::Went::kAtItsSave : SavedStep::Went::kLater);
   }
 }
 
-std::uint64_t SavedStorage::stash_limit_bytes() const { return steps_.limits().stash(*tape_, ordinal_); }
+std::uint64_t SavedStorage::stash_limit_bytes() const { return steps_.limits().stash(*step_, ordinal_); }
 
 void SavedStorage::check_process() const { residency()->check_process(); }
 
@@ -101,14 +101,14 @@ c10::Storage SavedStorage::get(Use& use) {
   if (recorder != nullptr && !Recipe::runs_here()) {
     recorder->needed(index_in_record_);
   }
-  const StepRecorder::Detour detour(recorder.get());
+  const StepRecorder::ClockPause pause(recorder.get());
   return get_on(residency()->tier().current_stream(), use);
 }
 
 c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {
   const int pass = backward_here();
   c10::Storage storage;
-  std::uint32_t ordinal = Tape::kNotPlanned;
+  std::uint32_t ordinal = SavedStep::kNotPlanned;
   bool again = false;
   {
     const MutexLock lock(mutex_);
@@ -130,22 +130,22 @@ c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {
   const bool resident = storage;
   bool device_is_full = false;
   if (resident) {
-    tape_->begin_use();
+    step_->begin_use();
   } else {
     storage = find(stream, device_is_full);
     const bool first = mark_used(use, storage, stream);
     if (has_recipe()) {
-      tape_->begin_use();
+      step_->begin_use();
     } else if (first && !again) {
-      tape_->used(*on_tape_);
+      step_->used(*step_id_);
     }
   }
   // In a recipe, backward has asked for what is made from this.
-  const bool planned = !Recipe::runs_here() && tape_->asked(ordinal);
-  if (resident && !planned) {  // Note [Before the first use] in stall_watch.h
+  const bool planned = !Recipe::runs_here() && step_->asked(ordinal);
+  if (resident && !planned) {  // Note [Before the first use] in stall_monitor.h
     return storage;
   }
-  if (!device_is_full && tape_->fetch_ahead()) {
+  if (!device_is_full && step_->prefetch()) {
     residency()->tier().flush();  // nothing more will join what has been gathered
   }
   residency()->stash().sweep();
@@ -154,7 +154,7 @@ c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {
 
 // The recipe's time is what the record has of it.
 c10::Storage SavedStorage::run(Recipe& recipe) {
-  const StepRecorder::Detour detour(recorder_.get(), index_in_record_);
+  const StepRecorder::ClockPause pause(recorder_.get(), index_in_record_);
   return TieredStorage::run(recipe);
 }
 

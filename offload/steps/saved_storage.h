@@ -10,7 +10,7 @@
 
 #include "offload/report/gauge.h"
 #include "offload/residency/tiered_storage.h"
-#include "offload/steps/tape.h"
+#include "offload/steps/saved_step.h"
 
 namespace ebb {
 
@@ -54,7 +54,7 @@ class SavedStorage final : public TieredStorage {
   };
 
   // `steps` must live as long as `residency`.
-  SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<Tape> tape, c10::Storage source,
+  SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<SavedStep> step, c10::Storage source,
                c10::VariableVersion version);
   ~SavedStorage() override;
 
@@ -86,16 +86,16 @@ class SavedStorage final : public TieredStorage {
   [[nodiscard]] std::uint64_t stash_limit_bytes() const override;
 
   Steps& steps_;
-  const std::shared_ptr<Tape> tape_;
-  const c10::VariableVersion version_;         // kept alive for VersionId
-  std::uint32_t ordinal_ = Tape::kNotPlanned;  // as the next two: written once, under mutex_
+  const std::shared_ptr<SavedStep> step_;
+  const c10::VariableVersion version_;              // kept alive for VersionId
+  std::uint32_t ordinal_ = SavedStep::kNotPlanned;  // as the next two: written once, under mutex_
   std::uint32_t index_in_record_ = 0;
   std::shared_ptr<StepRecorder> recorder_;
   const Gauge::Lease if_kept_;
 
-  std::optional<Tape::Id> on_tape_;                 // written once, under mutex_, when the bytes leave in a copy out
+  std::optional<SavedStep::Id> step_id_;            // written once, under mutex_, when the bytes leave in a copy out
   std::uint64_t round_ EBB_GUARDED_BY(mutex_) = 1;  // Note [Pending uses]
-  std::uint64_t told_round_ EBB_GUARDED_BY(mutex_) = 0;  // the last round of which the tape has been told
+  std::uint64_t told_round_ EBB_GUARDED_BY(mutex_) = 0;  // the last round of which the step has been told
   std::size_t uses_ EBB_GUARDED_BY(mutex_) = 0;
   std::size_t pending_ EBB_GUARDED_BY(mutex_) = 0;  // uses that have not got the bytes in this round
 };

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "offload/steps/tape.h"
+#include "offload/steps/saved_step.h"
 
 namespace ebb {
 namespace {
 
 // The automatic limits. On an H200, 2 GiB each hid every copy of a step that saves 27 GB, and 1.56 GiB did not (+0.2 %
 // and +2.3 % of step time). The larger window is for steps that wait for copies: it has to take what arrives while
-// backward asks for nothing (Note [Before the first use] in stall_watch.h).
+// backward asks for nothing (Note [Before the first use] in stall_monitor.h).
 constexpr std::uint64_t kShareOfStep = 12;
 constexpr std::uint64_t kShareOfStepThatWaits = 6;
 constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
@@ -18,22 +18,24 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
 std::uint64_t AdaptiveLimits::stash() const { return stash_bytes_.value_or(share(kShareOfStep)); }
 
-std::uint64_t AdaptiveLimits::stash(Tape& /*tape*/, std::uint32_t /*ordinal*/) const { return stash(); }
+std::uint64_t AdaptiveLimits::stash(SavedStep& /*step*/, std::uint32_t /*ordinal*/) const { return stash(); }
 
 std::uint64_t AdaptiveLimits::window() const {
-  return window_bytes_.value_or(share(stall_watch_.steps_wait() ? kShareOfStepThatWaits : kShareOfStep));
+  return window_bytes_.value_or(share(stall_monitor_.steps_wait() ? kShareOfStepThatWaits : kShareOfStep));
 }
 
 // Not if the user has set the window.
-bool AdaptiveLimits::sources_beside_window() const { return !window_bytes_ && stall_watch_.steps_wait(); }
+bool AdaptiveLimits::sources_beside_window() const { return !window_bytes_ && stall_monitor_.steps_wait(); }
 
 std::uint64_t AdaptiveLimits::share(std::uint64_t of_step) const {
-  return std::max(2 * book_->largest_bytes(), std::min(book_->saved_bytes() / of_step, kMostBytes));
+  return std::max(2 * history_->largest_bytes(), std::min(history_->saved_bytes() / of_step, kMostBytes));
 }
 
-std::uint64_t PlannedLimits::stash(Tape& tape, std::uint32_t ordinal) const {
-  const std::shared_ptr<const Plan> plan = tape.plan();
-  return plan == nullptr || ordinal >= plan->room.stash.after_save.size() ? 0 : plan->room.stash.after_save[ordinal];
+std::uint64_t PlannedLimits::stash(SavedStep& step, std::uint32_t ordinal) const {
+  const std::shared_ptr<const Plan> plan = step.plan();
+  return plan == nullptr || ordinal >= plan->schedule.stash.after_save.size()
+             ? 0
+             : plan->schedule.stash.after_save[ordinal];
 }
 
 }  // namespace ebb

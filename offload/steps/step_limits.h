@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "offload/residency/staging_limits.h"
-#include "offload/steps/order_book.h"
-#include "offload/steps/stall_watch.h"
+#include "offload/steps/access_history.h"
+#include "offload/steps/stall_monitor.h"
 
 namespace ebb {
 
-class Tape;
+class SavedStep;
 
 // The limits as steps see them. Two strategies: without a budget, and as a step's plan has them.
 //
@@ -20,18 +20,21 @@ class StepLimits : public StagingLimits {
   using StagingLimits::stash;
 
   // The limit of the stash after the save of a step's storage. `ordinal`: as Candidate::ordinal.
-  [[nodiscard]] virtual std::uint64_t stash(Tape& tape, std::uint32_t ordinal) const = 0;
+  [[nodiscard]] virtual std::uint64_t stash(SavedStep& step, std::uint32_t ordinal) const = 0;
 };
 
 // As the user has set them, or else shares of what steps save.
 class AdaptiveLimits final : public StepLimits {
  public:
   AdaptiveLimits(std::optional<std::uint64_t> stash_bytes, std::optional<std::uint64_t> window_bytes,
-                 std::shared_ptr<const OrderBook> book, const StallWatch& stall_watch)
-      : stash_bytes_(stash_bytes), window_bytes_(window_bytes), book_(std::move(book)), stall_watch_(stall_watch) {}
+                 std::shared_ptr<const AccessHistory> book, const StallMonitor& stall_monitor)
+      : stash_bytes_(stash_bytes),
+        window_bytes_(window_bytes),
+        history_(std::move(book)),
+        stall_monitor_(stall_monitor) {}
 
   [[nodiscard]] std::uint64_t stash() const override;
-  [[nodiscard]] std::uint64_t stash(Tape& tape, std::uint32_t ordinal) const override;
+  [[nodiscard]] std::uint64_t stash(SavedStep& step, std::uint32_t ordinal) const override;
   [[nodiscard]] std::uint64_t window() const override;
   [[nodiscard]] bool sources_beside_window() const override;
 
@@ -40,15 +43,15 @@ class AdaptiveLimits final : public StepLimits {
 
   const std::optional<std::uint64_t> stash_bytes_;
   const std::optional<std::uint64_t> window_bytes_;
-  const std::shared_ptr<const OrderBook> book_;
-  const StallWatch& stall_watch_;
+  const std::shared_ptr<const AccessHistory> history_;
+  const StallMonitor& stall_monitor_;
 };
 
 // A step without a plan takes the least memory: one storage at a time.
 class PlannedLimits final : public StepLimits {
  public:
   [[nodiscard]] std::uint64_t stash() const override { return 0; }
-  [[nodiscard]] std::uint64_t stash(Tape& tape, std::uint32_t ordinal) const override;
+  [[nodiscard]] std::uint64_t stash(SavedStep& step, std::uint32_t ordinal) const override;
   [[nodiscard]] std::uint64_t window() const override { return 0; }
   [[nodiscard]] bool sources_beside_window() const override { return false; }
 };

@@ -1,27 +1,27 @@
 #include "offload/steps/steps.h"
 
 #include "offload/base/backward_pass.h"
-#include "offload/steps/tape.h"
+#include "offload/steps/saved_step.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
 
 Steps::Steps(const Config& config)
-    : limits_(config.planned
-                  ? std::unique_ptr<const StepLimits>(std::make_unique<PlannedLimits>())
-                  : std::make_unique<AdaptiveLimits>(config.stash_bytes, config.window_bytes, book_, stall_watch_)) {}
+    : limits_(config.planned ? std::unique_ptr<const StepLimits>(std::make_unique<PlannedLimits>())
+                             : std::make_unique<AdaptiveLimits>(config.stash_bytes, config.window_bytes, history_,
+                                                                stall_monitor_)) {}
 
-std::shared_ptr<Tape> Steps::of_this_thread() {
+std::shared_ptr<SavedStep> Steps::of_this_thread() {
   const std::shared_ptr<ThreadSteps> steps = threads_.here();
-  if (std::shared_ptr<Tape> last = steps->last(); last != nullptr && !last->in_use()) {
+  if (std::shared_ptr<SavedStep> last = steps->last(); last != nullptr && !last->in_use()) {
     return last;
   }
   if (!in_backward()) {  // else the earlier steps are of the backward pass that this thread runs
-    for (const std::shared_ptr<Tape>& earlier : steps->take_prefetching()) {
-      earlier->drop_guesses();
+    for (const std::shared_ptr<SavedStep>& earlier : steps->take_prefetching()) {
+      earlier->cancel_prefetches();
     }
   }
-  auto step = make_shared_unless_forked<Tape>(book_, steps);
+  auto step = make_shared_unless_forked<SavedStep>(history_, steps);
   steps->begin(step);
   return step;
 }
@@ -30,7 +30,7 @@ std::size_t Steps::in_backward_here() { return threads_.here()->in_backward(); }
 
 void Steps::make_room(const std::function<bool()>& enough) {
   for (const std::shared_ptr<ThreadSteps>& thread : threads_.all()) {
-    for (const std::shared_ptr<Tape>& step : thread->take_prefetching()) {
+    for (const std::shared_ptr<SavedStep>& step : thread->take_prefetching()) {
       step->make_room(enough);
     }
   }

@@ -6,15 +6,15 @@
 #include <optional>
 
 #include "offload/residency/prefetchable.h"
-#include "offload/steps/order_book.h"
-#include "offload/steps/stall_watch.h"
+#include "offload/steps/access_history.h"
+#include "offload/steps/stall_monitor.h"
 #include "offload/steps/step_limits.h"
 #include "offload/steps/storage_table.h"
 #include "offload/steps/thread_steps.h"
 
 namespace ebb {
 
-class Tape;
+class SavedStep;
 
 // The steps of one offloader: those of each thread, what is saved in them, and what finished ones teach the next.
 //
@@ -33,7 +33,7 @@ class Steps final : public Prefetcher {
 
   // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
   // The thread's earlier steps then give up what they have prefetched.
-  [[nodiscard]] std::shared_ptr<Tape> of_this_thread();
+  [[nodiscard]] std::shared_ptr<SavedStep> of_this_thread();
 
   // How many of the calling thread's steps have a backward that has begun, and live.
   [[nodiscard]] std::size_t in_backward_here();
@@ -42,12 +42,12 @@ class Steps final : public Prefetcher {
 
   [[nodiscard]] StorageTable& table() { return table_; }
   [[nodiscard]] const StepLimits& limits() const { return *limits_; }
-  [[nodiscard]] OrderBook& book() { return *book_; }
-  [[nodiscard]] StallWatch& stall_watch() { return stall_watch_; }
+  [[nodiscard]] AccessHistory& history() { return *history_; }
+  [[nodiscard]] StallMonitor& stall_monitor() { return stall_monitor_; }
 
  private:
-  const std::shared_ptr<OrderBook> book_ = std::make_shared<OrderBook>();
-  StallWatch stall_watch_;
+  const std::shared_ptr<AccessHistory> history_ = std::make_shared<AccessHistory>();
+  StallMonitor stall_monitor_;
   const std::unique_ptr<const StepLimits> limits_;
   StorageTable table_;
   StepsOfThreads threads_;

@@ -5,17 +5,17 @@
 
 namespace ebb {
 
-std::shared_ptr<Tape> ThreadSteps::last() {
+std::shared_ptr<SavedStep> ThreadSteps::last() {
   const MutexLock lock(mutex_);
   return last_.lock();
 }
 
-void ThreadSteps::begin(const std::shared_ptr<Tape>& step) {
+void ThreadSteps::begin(const std::shared_ptr<SavedStep>& step) {
   const MutexLock lock(mutex_);
   last_ = step;
 }
 
-void ThreadSteps::prefetches(std::weak_ptr<Tape> step) {
+void ThreadSteps::prefetches(std::weak_ptr<SavedStep> step) {
   const MutexLock lock(mutex_);
   if (prefetching_.size() >= next_cleaning_) {
     std::erase_if(prefetching_, [](const auto& each) { return each.expired(); });
@@ -24,15 +24,15 @@ void ThreadSteps::prefetches(std::weak_ptr<Tape> step) {
   prefetching_.push_back(std::move(step));
 }
 
-std::vector<std::shared_ptr<Tape>> ThreadSteps::take_prefetching() {
-  std::vector<std::weak_ptr<Tape>> taken;
+std::vector<std::shared_ptr<SavedStep>> ThreadSteps::take_prefetching() {
+  std::vector<std::weak_ptr<SavedStep>> taken;
   {
     const MutexLock lock(mutex_);
     taken.swap(prefetching_);
   }
-  std::vector<std::shared_ptr<Tape>> living;
-  for (const std::weak_ptr<Tape>& each : taken) {
-    if (std::shared_ptr<Tape> step = each.lock()) {
+  std::vector<std::shared_ptr<SavedStep>> living;
+  for (const std::weak_ptr<SavedStep>& each : taken) {
+    if (std::shared_ptr<SavedStep> step = each.lock()) {
       living.push_back(std::move(step));
     }
   }

@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-class Tape;
+class SavedStep;
 
 // The steps that one thread has made with one offloader, as far as the next one has to know of them. Graphs that have
 // gone backward may stay alive by the thousand, so nothing here visits them.
@@ -21,8 +21,8 @@ class Tape;
 class ThreadSteps {
  public:
   // The step that was begun last; null if it has ended.
-  [[nodiscard]] std::shared_ptr<Tape> last();
-  void begin(const std::shared_ptr<Tape>& step);
+  [[nodiscard]] std::shared_ptr<SavedStep> last();
+  void begin(const std::shared_ptr<SavedStep>& step);
 
   // A step whose backward has begun, from then until the step's end.
   void enter_backward() { in_backward_.fetch_add(1, std::memory_order_relaxed); }
@@ -32,10 +32,10 @@ class ThreadSteps {
   [[nodiscard]] std::size_t in_backward() const { return in_backward_.load(std::memory_order_relaxed); }
 
   // `step` may hold copies that nobody has asked for.
-  void prefetches(std::weak_ptr<Tape> step);
+  void prefetches(std::weak_ptr<SavedStep> step);
 
   // The steps that prefetches() was called for since this was last asked, as far as they live.
-  [[nodiscard]] std::vector<std::shared_ptr<Tape>> take_prefetching();
+  [[nodiscard]] std::vector<std::shared_ptr<SavedStep>> take_prefetching();
 
   // Nobody will miss it.
   [[nodiscard]] bool is_idle();
@@ -43,8 +43,8 @@ class ThreadSteps {
  private:
   std::atomic<std::size_t> in_backward_{0};
   Mutex mutex_;
-  std::weak_ptr<Tape> last_ EBB_GUARDED_BY(mutex_);
-  std::vector<std::weak_ptr<Tape>> prefetching_ EBB_GUARDED_BY(mutex_);
+  std::weak_ptr<SavedStep> last_ EBB_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<SavedStep>> prefetching_ EBB_GUARDED_BY(mutex_);
   std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // on a thread of the engine nobody takes them
 };
 

@@ -239,7 +239,7 @@ TEST_CASE("CPU tensors in a GPU graph pass through", "[gpu]") {
   const OffloadGuard guard(offloader);
   const at::Tensor loss = on_cpu.exp().to(kGpu).exp().sum();
   const at::Tensor gradient = torch::autograd::grad({loss}, {on_cpu})[0];
-  CHECK(offloader.stats().kept_for(Kept::kOtherDevice).tensors > 0);
+  CHECK(offloader.stats().kept_for(KeptReason::kOtherDevice).tensors > 0);
   CHECK(offloader.stats().offloaded.tensors > 0);
   CHECK(gradient.isfinite().all().item<bool>());
 }

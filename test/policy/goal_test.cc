@@ -72,7 +72,7 @@ TEST_CASE("a goal of bytes is a limit on device memory") {
     CHECK(plan.decisions == same.decisions);
     CHECK(plan.predicted.step_ms == same.predicted.step_ms);
     CHECK(plan.predicted.peak_bytes == same.predicted.peak_bytes);
-    CHECK(plan.room.stash.after_save == same.room.stash.after_save);
+    CHECK(plan.schedule.stash.after_save == same.schedule.stash.after_save);
   }
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("a slowdown is kept to, and takes about the least memory of all plans 
     const Predictor with_its_room(record, {.device_bytes = plan.device_bytes}, kOneByteEachMs);
     CHECK(with_its_room.predict(plan.decisions).step_ms == plan.predicted.step_ms);
     if (plan.device_bytes != kUnlimited) {
-      CHECK(plan.room.backward.held_bytes[0] == plan.device_bytes - kOtherBytes);
+      CHECK(plan.schedule.backward.held_bytes[0] == plan.device_bytes - kOtherBytes);
     }
     CHECK(plan.predicted.offloaded_bytes <= host_bytes);
     CHECK(plan.predicted.peak_bytes <= least * 1.1);
@@ -219,23 +219,23 @@ TEST_CASE("a plan has room within its limit, and one for a limit that cannot be 
   const StepRecord record = two_storages();
   const Plan fits = make_plan(record, DeviceBytes{17}, kUnlimited, kOneByteEachMs);
   REQUIRE(fits.decisions == std::vector{kOffload, kKeep});
-  CHECK(fits.room.stash.after_save == std::vector<std::uint64_t>{12, 2});
-  CHECK(fits.room.backward.held_bytes == std::vector<std::uint64_t>{12, 12, 12});
+  CHECK(fits.schedule.stash.after_save == std::vector<std::uint64_t>{12, 2});
+  CHECK(fits.schedule.backward.held_bytes == std::vector<std::uint64_t>{12, 12, 12});
   const Plan over = make_plan(record, DeviceBytes{3}, kUnlimited, kOneByteEachMs);
   REQUIRE(over.predicted.peak_bytes == 15);
-  CHECK(over.room.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
+  CHECK(over.schedule.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
 }
 
 TEST_CASE("a plan of the least memory has room within its peak") {
   const Plan plan = make_plan(two_storages(), LeastMemory{}, kUnlimited, kOneByteEachMs);
   REQUIRE(plan.predicted.peak_bytes == 15);
-  CHECK(plan.room.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
+  CHECK(plan.schedule.backward.held_bytes == std::vector<std::uint64_t>{10, 10, 10});
 }
 
 TEST_CASE("a plan for a slowdown has room near its peak") {
   const Plan plan = make_plan(two_storages_and_a_need(), Slowdown{0}, kUnlimited, kOneByteEachMs);
   REQUIRE(plan.predicted.peak_bytes == 15);
-  for (const std::uint64_t held_bytes : plan.room.backward.held_bytes) {
+  for (const std::uint64_t held_bytes : plan.schedule.backward.held_bytes) {
     CHECK(held_bytes >= 10);
     CHECK(held_bytes <= 11);
   }

@@ -1,5 +1,5 @@
-// A program that test/offload/process_test.cc starts, because what it shows concerns a whole process: exit and fork at
-// awkward moments, and its memory. `process_probe MODE` prints what happened, one line each, and exits 0 unless
+// A program that test/offload/autograd/process_test.cc starts, because what it shows concerns a whole process: exit and
+// fork at awkward moments, and its memory. `process_probe MODE` prints what happened, one line each, and exits 0 unless
 // something unexpected was thrown (1), or was not (its line says so). An alarm ends it, and each child, that hangs.
 
 #include <unistd.h>

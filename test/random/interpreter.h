@@ -62,7 +62,7 @@ class Interpreter {
   using Guarded = std::unique_ptr<OffloadGuard>;
   using Unguarded = std::unique_ptr<NoOpGuard>;
   using NoGrad = std::unique_ptr<at::NoGradGuard>;
-  using Scope = std::variant<std::monostate, Guarded, Unguarded, NoGrad>;
+  using GuardScope = std::variant<std::monostate, Guarded, Unguarded, NoGrad>;
 
   at::Tensor run(const Instruction& line);
   at::Tensor run_region(const Instruction& line, const Tensors& operands) const;
@@ -89,7 +89,7 @@ class Interpreter {
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
-  std::vector<Scope> scopes_;
+  std::vector<GuardScope> scopes_;
   std::vector<Record> records_;
 };
 

@@ -1,0 +1,129 @@
+#include "offload/autograd/guard_scope.h"
+
+#include <tuple>
+#include <utility>
+
+#include "offload/autograd/default_hooks.h"
+#include "offload/autograd/early_prefetch.h"
+#include "offload/base/backward_pass.h"
+#include "offload/runtime/runtime.h"
+#include "offload/steps/saved_step.h"
+
+namespace ebb {
+
+GuardScope::GuardScope(std::shared_ptr<Runtime> runtime)
+    : default_hooks_around_(default_hooks_here()),
+      below_(c10::ThreadLocalDebugInfo::current()),
+      around_(innermost()),
+      runtime_(std::move(runtime)) {}
+
+GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+
+std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime) {
+  drop_ended();
+  std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime)));
+  c10::ThreadLocalDebugInfo::_push(kKind, scope);
+  const LockUnlessForked locked(scope->process_, scope->mutex_);
+  scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
+  return scope;
+}
+
+void GuardScope::flush() {
+  std::shared_ptr<Runtime> runtime;
+  {
+    const LockUnlessForked locked(process_, mutex_);
+    runtime = runtime_;
+  }
+  if (runtime != nullptr && !runtime->forked()) {
+    runtime->tier().flush();
+  }
+}
+
+void GuardScope::leave() {
+  std::shared_ptr<Runtime> runtime;  // destroyed, as is the step, after the lock is released
+  std::shared_ptr<SavedStep> step;
+  {
+    const LockUnlessForked locked(process_, mutex_);
+    ended_ = true;
+    runtime = std::exchange(runtime_, nullptr);
+    step = std::exchange(step_, nullptr);
+  }
+  drop_ended();
+  take_from_below_the_top();
+}
+
+// Has the scope on top lie on what is below this one, if it lies on this one.
+void GuardScope::take_from_below_the_top() {
+  GuardScope* const top = innermost();
+  if (top == nullptr || top == this) {
+    return;
+  }
+  const auto [below, around, with_it] = [this] {
+    const LockUnlessForked locked(process_, mutex_);
+    return std::tuple(below_, around_, with_it_);
+  }();
+  const std::shared_ptr<GuardScope> kept = top->shared_from_this();
+  Stack former;  // destroyed after the lock is released
+  const LockUnlessForked locked(kept->process_, kept->mutex_);
+  if (kept->ended_ || kept->around_ != this || c10::ThreadLocalDebugInfo::current().get() != kept->with_it_ ||
+      kept->below_.get() != with_it) {
+    return;
+  }
+  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(Stack(below));
+  c10::ThreadLocalDebugInfo::_push(kKind, kept);
+  former = std::exchange(kept->below_, below);
+  kept->around_ = around;
+  kept->with_it_ = c10::ThreadLocalDebugInfo::current().get();
+}
+
+// Not more than what is on top: below other people's information a scope stays, and is passed over.
+void GuardScope::drop_ended() {
+  for (GuardScope* top = innermost(); top != nullptr; top = innermost()) {
+    Stack below;
+    {
+      const LockUnlessForked locked(top->process_, top->mutex_);
+      if (!top->ended_ || c10::ThreadLocalDebugInfo::current().get() != top->with_it_) {
+        return;
+      }
+      below = top->below_;
+    }
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(below));
+  }
+}
+
+GuardScope::Target GuardScope::current() {
+  for (GuardScope* scope = innermost(); scope != nullptr;) {
+    const LockUnlessForked locked(scope->process_, scope->mutex_);
+    if (!scope->ended_) {
+      return default_hooks_here() > scope->default_hooks_around_ ? Target{} : Target{scope->runtime_, scope};
+    }
+    scope = scope->around_;
+  }
+  return {};
+}
+
+std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runtime) {
+  // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
+  // (create_graph, recomputation) stays with the step that it serves.
+  const auto is_present = [this]()
+                              EBB_REQUIRES(mutex_) { return step_ != nullptr && (!step_->in_use() || in_backward()); };
+  {
+    const LockUnlessForked locked(process_, mutex_);
+    if (!ended_ && is_present()) {
+      return step_;
+    }
+  }
+  // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
+  std::shared_ptr<SavedStep> next = runtime->steps().of_this_thread();
+  EarlyPrefetch::expect(runtime, next);
+  const LockUnlessForked locked(process_, mutex_);
+  if (ended_) {  // since this save began, on another thread
+    return next;
+  }
+  if (!is_present()) {
+    std::swap(step_, next);
+  }
+  return step_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
+
+namespace ebb {
+
+class Runtime;
+class SavedStep;
+
+// What a guard puts on its thread: which offloader the saves go to (none for NoOpGuard), and which step they belong to.
+//
+// Note [The guard stack is LibTorch's]
+// c10::ThreadLocalDebugInfo is a thread's stack of user information: the innermost entry wins, and it is part of
+// at::ThreadLocalState, which autograd carries to its engine threads. A thread_local of our own would be invisible
+// there, and saves made in a double backward would be missed.
+//
+// Note [Scopes that have ended]
+// Whoever captures an at::ThreadLocalState (a backward pass, a hook, a task of the user's) captures the stack with it,
+// and may put it in force again when guards on it are gone. So a guard does not only take its scope off the stack: the
+// scope itself ends. One that has ended lets go of its offloader, and is passed over for the next one around it. Where
+// each guard is made before the last one ends, a scope ends right below the top of the stack, and is taken from there,
+// or the stack would grow for ever.
+//
+// Threads: every member may be called from any thread.
+class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_from_this<GuardScope> {
+ public:
+  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEB);
+
+  // Where a save made now goes.
+  struct Target {
+    std::shared_ptr<Runtime> runtime = nullptr;  // null: it is left to LibTorch
+    GuardScope* scope = nullptr;                 // on the calling thread's stack
+  };
+
+  // Puts a scope on the calling thread's stack. `runtime` null: leave saves to LibTorch.
+  [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime);
+
+  // Has the offloader's tier start what it has gathered.
+  void flush();
+
+  // Ends it, here and wherever the stack has been captured, and takes what has ended off the calling thread's stack.
+  void leave();
+
+  // The calling thread's innermost scope that has not ended; none where default hooks of Python's were set inside of it
+  // (Note [The innermost wins] in default_hooks.h).
+  [[nodiscard]] static Target current();
+
+  // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
+  [[nodiscard]] std::shared_ptr<SavedStep> step(const std::shared_ptr<Runtime>& runtime);
+
+ private:
+  using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;
+
+  explicit GuardScope(std::shared_ptr<Runtime> runtime);
+  static GuardScope* innermost();
+  static void drop_ended();
+  void take_from_below_the_top();
+
+  const ProcessMark process_;
+  const std::size_t default_hooks_around_;
+  Mutex mutex_;
+  Stack below_ EBB_GUARDED_BY(mutex_);         // the thread's stack without this scope
+  GuardScope* around_ EBB_GUARDED_BY(mutex_);  // the innermost scope in there
+  // The stack with this scope on top. Only to compare.
+  const c10::ThreadLocalDebugInfo* with_it_ EBB_GUARDED_BY(mutex_) = nullptr;
+  bool ended_ EBB_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Runtime> runtime_ EBB_GUARDED_BY(mutex_);  // until the end
+  std::shared_ptr<SavedStep> step_ EBB_GUARDED_BY(mutex_);
+};
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+#include "offload/tensors/deferred_copies.h"
+
+#include <utility>
+
+#include <ATen/SequenceNumber.h>
+
+#include "offload/residency/tiered_storage.h"
+
+namespace ebb {
+
+DeferredCopies& DeferredCopies::of_this_thread() {
+  thread_local DeferredCopies put_off;
+  return put_off;
+}
+
+void DeferredCopies::add(const std::shared_ptr<TieredStorage>& saved) {
+  entries_.push_back(saved);
+  next_node_ = at::sequence_number::peek();
+}
+
+void DeferredCopies::start_finished() noexcept {
+  if (!entries_.empty() && next_node_ != at::sequence_number::peek()) {
+    start_all();
+  }
+}
+
+void DeferredCopies::start_all() noexcept {
+  for (const std::weak_ptr<TieredStorage>& each : std::exchange(entries_, {})) {
+    if (const std::shared_ptr<TieredStorage> saved = each.lock()) {
+      saved->offload_deferred();
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,223 @@
+#include "policy/planned_policy.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "policy/planner.h"
+#include "policy/predict.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::size_t kMaxOpenRecords = 4;
+
+// Steps that are recorded for one that has strayed: it need not be each of them.
+constexpr int kPatience = 8;
+
+bool planned(const PlannedPolicy::Known& known) { return known.plan != nullptr; }
+
+void scale_times(StepRecord& record, double factor) {
+  for (StorageRecord& storage : record.storages) {
+    for (double* const ms :
+         {&storage.saved_ms, &storage.idle_ms, &storage.needed_ms, &storage.released_ms, &storage.recompute_ms}) {
+      *ms *= factor;
+    }
+  }
+  for (StepRecord::Level& level : record.other) {
+    level.ms *= factor;
+  }
+  record.backward_ms *= factor;
+  record.end_ms *= factor;
+}
+
+LinkRates slower(LinkRates rates, double slowdown) {
+  rates.out_bytes_per_ms /= slowdown;
+  rates.in_bytes_per_ms /= slowdown;
+  rates.ms_per_copy *= slowdown;
+  return rates;
+}
+
+// What takes the least memory.
+Decision safe(const Candidate& candidate) {
+  return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
+}
+
+}  // namespace
+
+PlannedPolicy::PlannedPolicy(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
+                             std::uint64_t least_bytes)
+    : goal_(goal), host_bytes_(host_bytes), rates_(rates), least_bytes_(least_bytes) {}
+
+void PlannedPolicy::begin_step() {
+  if (recording_ && learned_ != step_) {
+    remember_signature();
+  }
+  if (strayed_) {
+    wanted_ = seen_;
+    patience_ = kPatience;
+  }
+  recording_ = !too_long_ && (!any_plan() || (patience_ > 0 && !has_plan(wanted_)));
+  too_long_ = false;
+  patience_ = std::max(patience_ - 1, 0);
+  forget_step();
+  ++step_;
+}
+
+// Evaluation, or a graph that was thrown away: no backward was recorded, and none is expected to be.
+void PlannedPolicy::drop_step() {
+  recording_ = false;
+  forget_step();
+}
+
+void PlannedPolicy::forget_step() {
+  strayed_ = false;
+  following_ = nullptr;
+  seen_.clear();
+}
+
+Decision PlannedPolicy::decide(const Candidate& candidate) {
+  if (candidate.bytes < least_bytes_ && !candidate.region) {
+    return Decision::kKeep;
+  }
+  if (seen_.size() == kMostStorages) {
+    too_long_ = true;
+    met_long_step_ = true;
+    recording_ = false;
+    return safe(candidate);
+  }
+  seen_.push_back({candidate.bytes, std::string(candidate.operation)});
+  if (recording_ || strayed_) {
+    return safe(candidate);
+  }
+  if (!choose_plan()) {
+    strayed_ = true;
+    return safe(candidate);
+  }
+  const Decision planned = following_->plan->decisions[seen_.size() - 1];
+  return planned == Decision::kRecompute ? safe(candidate) : planned;
+}
+
+std::optional<std::uint64_t> PlannedPolicy::recorded_step() const {
+  return recording_ ? std::optional(step_) : std::nullopt;
+}
+
+void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
+  if (recording_ && step == step_ && learned_ != step) {
+    remember_signature();
+  }
+  auto recorded = recorded_.extract(step);
+  if (recorded.empty()) {
+    return;
+  }
+  learned_ = step;
+  if (recorded.mapped().size() != record.storages.size()) {
+    return;
+  }
+  auto known = std::find_if(known_.begin(), known_.end(),
+                            [&](const Known& each) { return each.signature == recorded.mapped(); });
+  if (known == known_.end()) {
+    known_.push_front({std::move(recorded.mapped()), 0});
+    known = known_.begin();
+    if (known_.size() > kMaxPlans && &known_.back() != following_) {
+      known_.pop_back();
+    }
+  }
+  known->record = record;
+  if (++known->records >= kRecordedSteps) {
+    make_plan_of(*known);
+  }
+}
+
+LinkRates PlannedPolicy::rates(const Known& known) const { return slower(rates_, known.copy_slowdown); }
+
+void PlannedPolicy::make_plan_of(Known& known) const {
+  known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
+}
+
+// How much slower copies were than the plan takes them to be, if a step that followed it took so long; 1 if that is
+// within a few percent of what is predicted, or copies do not explain it.
+double PlannedPolicy::slowdown_that_explains(const Known& known, double step_ms) const {
+  constexpr double kNear = 0.05;
+  constexpr double kMost = 16;
+  constexpr int kHalvings = 12;
+  const auto predicted_ms = [&](double slowdown) {
+    const Limits limits{known.plan->device_bytes, host_bytes_};
+    return Predictor(known.record, limits, slower(rates(known), slowdown)).predict(known.plan->decisions).step_ms;
+  };
+  if (step_ms < predicted_ms(1) * (1 + kNear) || predicted_ms(kMost) < step_ms) {
+    return 1;
+  }
+  double low = 1;
+  double high = kMost;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (low + high) / 2;
+    (predicted_ms(middle) < step_ms ? low : high) = middle;
+  }
+  return high;
+}
+
+void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms) {
+  constexpr double kNear = 0.01;  // to the record
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
+  if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
+    return;
+  }
+  const double factor = end_ms / known->record.end_ms;
+  const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
+  if (!as_recorded) {
+    scale_times(known->record, factor);
+  }
+  const double slowdown = slowdown_that_explains(*known, step_ms);
+  if (as_recorded && slowdown == 1) {
+    return;
+  }
+  ++known->corrections;
+  known->copy_slowdown *= slowdown;
+  make_plan_of(*known);
+}
+
+std::shared_ptr<const Plan> PlannedPolicy::plan() const { return following_ == nullptr ? nullptr : following_->plan; }
+
+std::optional<PlannedPolicy::Known> PlannedPolicy::last_plan() const {
+  const auto found = std::find_if(known_.begin(), known_.end(), planned);
+  return found == known_.end() ? std::nullopt : std::optional(*found);
+}
+
+bool PlannedPolicy::any_plan() const { return std::any_of(known_.begin(), known_.end(), planned); }
+
+bool PlannedPolicy::has_plan(const Signature& signature) const {
+  return std::any_of(known_.begin(), known_.end(),
+                     [&](const Known& known) { return planned(known) && known.signature == signature; });
+}
+
+bool PlannedPolicy::follows(const Known& known, std::size_t position) const {
+  return position < known.signature.size() && known.signature[position] == seen_[position];
+}
+
+// Follows a plan that has begun like this step: the present one, which is known to but for the last storage, or
+// another.
+bool PlannedPolicy::choose_plan() {
+  if (following_ != nullptr && follows(*following_, seen_.size() - 1)) {
+    return true;
+  }
+  const auto found = std::find_if(known_.begin(), known_.end(), [&](const Known& known) {
+    return planned(known) && known.signature.size() >= seen_.size() &&
+           std::equal(seen_.begin(), seen_.end(), known.signature.begin());
+  });
+  if (found == known_.end()) {
+    following_ = nullptr;
+    return false;
+  }
+  known_.splice(known_.begin(), known_, found);
+  following_ = &known_.front();
+  return true;
+}
+
+void PlannedPolicy::remember_signature() {
+  recorded_[step_] = seen_;
+  if (recorded_.size() > kMaxOpenRecords) {
+    recorded_.erase(recorded_.begin());
+  }
+}
+
+}  // namespace ebb

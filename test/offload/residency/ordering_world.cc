@@ -1,0 +1,51 @@
+#include "test/offload/residency/ordering_world.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <ATen/Functions.h>
+
+#include "policy/everything.h"
+
+namespace ebb::test {
+namespace {
+
+std::shared_ptr<Runtime> make_runtime(const std::shared_ptr<SimulatedTier>& tier, const OrderingWorld::Limits& limits) {
+  Options options;
+  options.device = tier->device();
+  options.policy = offload_everything();
+  options.stash_bytes = limits.stash_bytes;
+  options.window_bytes = limits.window_bytes;
+  return std::make_shared<Runtime>(options, tier);
+}
+
+}  // namespace
+
+OrderingWorld::OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limits)
+    : tier(std::make_shared<SimulatedTier>(schedule, seed, limits.capacity_bytes, /*deferred_compute=*/true)),
+      runtime(make_runtime(tier, limits)),
+      step(runtime->steps().of_this_thread()) {}
+
+at::Tensor OrderingWorld::make(float value) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, runtime->tier().allocate(kBytes));
+  auto* const data = static_cast<float*>(storage.mutable_data());
+  tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
+  return at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(kFloats)}, {1});
+}
+
+std::unique_ptr<SavedStorage::Use> OrderingWorld::save(at::Tensor tensor) {
+  return std::make_unique<SavedStorage::Use>(runtime->save(tensor, step));
+}
+
+void OrderingWorld::read(c10::Storage storage) {
+  const std::size_t at = seen_->size();
+  constexpr float kNothing = std::numeric_limits<float>::quiet_NaN();
+  seen_->push_back(kNothing);
+  // As on a GPU, the kernel has an address, and the host may let the memory go before the kernel runs.
+  tier->compute(tier->current_stream(), [seen = seen_, at, data = static_cast<const float*>(storage.data())] {
+    const bool alike = std::all_of(data, data + kFloats, [data](float value) { return value == data[0]; });
+    (*seen)[at] = alike ? data[0] : kNothing;
+  });
+}
+
+}  // namespace ebb::test
