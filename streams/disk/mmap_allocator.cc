@@ -11,6 +11,10 @@
 
 #include "streams/base/aligned_memory.h"
 
+// LibTorch's flags, by which its own CPU allocator fills what it hands out (c10/core/impl/alloc_cpu.cpp).
+C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
+C10_DECLARE_bool(caffe2_cpu_allocator_do_junk_fill);
+
 namespace ebb {
 namespace {
 
@@ -20,6 +24,8 @@ void* map_pages(std::size_t bytes) {
   void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return data == MAP_FAILED ? nullptr : data;
 }
+
+bool is_to_be_filled() { return FLAGS_caffe2_cpu_allocator_do_zero_fill || FLAGS_caffe2_cpu_allocator_do_junk_fill; }
 
 // The system refuses where unmapping would split a mapping and the process has as many as it may. The pages go back all
 // the same, and their addresses are lost.
@@ -54,7 +60,8 @@ bool MmapAllocator::install() {
 }
 
 c10::DataPtr MmapAllocator::allocate(std::size_t bytes) {
-  void* data = bytes >= kLeastBytes && bytes <= kMostBytes ? map(round_up_to_page(bytes)) : nullptr;
+  void* data =
+      bytes >= kLeastBytes && bytes <= kMostBytes && !is_to_be_filled() ? map(round_up_to_page(bytes)) : nullptr;
   if (data != nullptr) {
     c10::profiledCPUMemoryReporter().New(data, bytes);
   } else {

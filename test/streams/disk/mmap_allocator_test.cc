@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <limits>
 #include <random>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +22,8 @@
 
 #include "streams/base/aligned_memory.h"
 #include "test/streams/disk/io_testing.h"
+
+C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
 
 namespace ebb {
 namespace {
@@ -102,6 +106,18 @@ TEST_CASE("large blocks lie on a page, small ones are LibTorch's, and all are fr
   CHECK(pointer.get_deleter() == allocator.raw_deleter());
   CHECK(allocator.is_simple_data_ptr(pointer));
   CHECK(pointer.device() == c10::Device(c10::kCPU));
+}
+
+TEST_CASE("where LibTorch is told to fill memory with zeros, a block that was used before is filled, too") {
+  MmapAllocator& allocator = MmapAllocator::instance();
+  {
+    const c10::DataPtr used = allocator.allocate(kMiB);
+    std::memset(used.get(), 1, kMiB);
+  }
+  FLAGS_caffe2_cpu_allocator_do_zero_fill = true;
+  const c10::DataPtr filled = allocator.allocate(kMiB);
+  FLAGS_caffe2_cpu_allocator_do_zero_fill = false;
+  CHECK(std::ranges::count(std::span(static_cast<const char*>(filled.get()), kMiB), 0) == kMiB);
 }
 
 TEST_CASE("a clone has the same bytes") {
