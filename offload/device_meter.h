@@ -25,7 +25,7 @@ using DeviceMeter = std::function<DeviceUse()>;
 struct DeviceHeadroom {
   std::uint64_t in_use_bytes = 0;
   std::uint64_t free_bytes = 0;
-  std::uint64_t unsplit_bytes = 0;  // free_bytes without the holes beside memory in use: a single request may have these
+  std::uint64_t unsplit_bytes = 0;  // free_bytes without the holes beside memory in use: one request may have these
 };
 [[nodiscard]] DeviceHeadroom cuda_headroom(c10::Device device);
 

@@ -21,7 +21,7 @@ struct PlanReport {
   StepRecord record;               // from which the plan was made
   LinkRates rates;
   bool metered = false;  // true: peaks are of the process's device memory; false: of saved tensors only
-  bool on_cpu = false;  // compute and copies share the cores
+  bool on_cpu = false;   // compute and copies share the cores
   Prediction predicted;
   bool fits = false;               // whether the plan fits into the budget
   std::optional<StepCost> actual;  // of the second step that followed the plan, once that step is over

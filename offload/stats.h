@@ -42,13 +42,13 @@ struct Level {
 struct Stats {
   Count saved;  // every pack; its `tensors` is the sum of those offloaded, dropped, deduplicated, kept and now deferred
   Count offloaded;                         // storages copied out
-  Count dropped;                           // storages let go, to be recomputed
+  Count dropped;                           // storages dropped, to be recomputed
   Count evicted;                           // storages kept by the policy that were copied out when the device was full
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by KeptReason
   Count fetched;                           // copies in; several of one storage if a retained graph runs again
-  Count recomputed;                        // storages made again; one counts several times if a retained graph runs again
-  Count reused;                            // fetches that found an offloaded storage still on the device, and copied nothing
+  Count recomputed;  // storages made again; one counts several times if a retained graph runs again
+  Count reused;      // fetches that found an offloaded storage still on the device, and copied nothing
 
   std::uint64_t stalls = 0;  // waits that held the compute stream up
   double stalled_ms = 0;
@@ -63,7 +63,7 @@ struct Stats {
   Level window;           // prefetched and not yet used
   Level saved_on_device;  // all that ebb holds in device memory: kept by the policy (storages below Policy::least_bytes
                           // once for each save), kept for want of room, in the stash, or fetched
-  Level saved_if_kept;    // what saved_on_device would be if every storage stayed from its first save to the end of its last
+  Level saved_if_kept;    // saved_on_device if every storage stayed from its first save to the end of its last
 
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };

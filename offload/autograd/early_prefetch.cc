@@ -62,7 +62,8 @@ EarlyPrefetch::~EarlyPrefetch() {
       runtime_->steps().stall_monitor().early_prefetch_was_wrong();
       step_->cancel_prefetches();
     } catch (...) {
-      log_warning("storages that were prefetched for another graph stay on the device until that graph is used or dropped");
+      log_warning(
+          "storages that were prefetched for another graph stay on the device until that graph is used or dropped");
     }
   }
   try {
