@@ -4,12 +4,13 @@
 
 namespace ebb {
 
-// Lives while the calling thread runs a backward pass, from before it begins until it is over. The engine that ebb
-// installs makes one for each pass that goes through LibTorch's default engine; Python's backward goes to its own, so
-// whoever binds ebb makes them there. One inside of another is harmless.
+// A scope around one backward pass of the calling thread: made before the pass begins, destroyed when the pass is over.
+// The engine that ebb installs makes a Backward for each pass that goes through LibTorch's default engine. Python's
+// backward calls Python's own engine, so a binding of ebb makes a Backward for each of those passes. A Backward inside
+// another is harmless.
 //
-// Without one gradients are right all the same, but a budget is never planned, no copy in starts before the first
-// unpack, and what was lent to backward stays until the device has no memory left.
+// Without a Backward gradients are right all the same, but no plan is made for a budget, no copy in starts before the
+// first unpack, and lent tensors stay until the device has no memory left.
 class Backward {
  public:
   Backward();
@@ -17,7 +18,7 @@ class Backward {
   Backward(const Backward&) = delete;
   Backward& operator=(const Backward&) = delete;
 
-  // The pass has failed. Needs no call where an exception ends this.
+  // Says that the pass has failed. Not needed where an exception ends this scope.
   void fail();
 
  private:

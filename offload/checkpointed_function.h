@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// What checkpoint() runs, and runs again.
+// The function that checkpoint() runs in forward and again in backward.
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 }  // namespace ebb

@@ -2,24 +2,25 @@
 
 namespace ebb {
 
-// The lock of an interpreter that runs in this process: Python's GIL. Whoever binds ebb to one sets it, once, before
-// the first Offloader.
+// The lock of an interpreter that runs in this process: Python's GIL. A binding of ebb to an interpreter sets the lock,
+// once, before the first Offloader.
 //
 // Note [The interpreter's lock]
 // A policy or a checkpointed function that is written in Python takes the GIL, and ebb calls both with locks of its own
 // held (docs/threads.md, row 1). A thread that had the GIL and waited for such a lock would wait for ever. Autograd
-// mostly saves without the GIL, but a custom Function of Python's packs and unpacks with it. So a hook lets go of the
-// GIL before it takes a lock of row 1, and takes it back when it is done. What takes only later rows, such as the end
-// of a save, keeps it: nothing that takes the GIL is called under those. (So a device meter, which the end of a save
-// may ask, must not be Python's.)
+// mostly saves without the GIL, but a custom Function of Python's packs and unpacks with the GIL held. So a hook
+// releases the GIL before it takes a lock of row 1, and takes the GIL back when the hook is done. Code that takes only
+// locks of later rows, such as the end of a save, keeps the GIL: nothing that takes the GIL is called under those
+// locks. (So a device meter, which the end of a save may ask, must not be written in Python.)
 struct InterpreterLock {
-  // Lets go of the lock if the calling thread has it, and returns what take_back needs; null if it has not.
+  // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
+  // does not have the lock.
   void* (*let_go)() = nullptr;
   void (*take_back)(void*) = nullptr;
 };
 void set_interpreter_lock(InterpreterLock lock);
 
-// While it lives, the calling thread does not have the interpreter's lock.
+// While a WithoutInterpreterLock lives, the calling thread does not have the interpreter's lock.
 class WithoutInterpreterLock {
  public:
   WithoutInterpreterLock();

@@ -30,7 +30,7 @@ enum class DiskIo : std::uint8_t {
   kThreads,  // a few threads that call pread and pwrite
 };
 
-// How an Offloader works. All sizes are bytes. nullopt is "ebb chooses".
+// How an Offloader works. All sizes are bytes. nullopt means that ebb chooses.
 struct Options {
   // false: every guard of this offloader does nothing, and autograd saves as if ebb were not there.
   bool enabled = true;
@@ -41,36 +41,39 @@ struct Options {
   // What leaves the device. nullptr: minimum_size(1 MiB) (policy/minimum_size.h has the measurement behind it).
   std::shared_ptr<Policy> policy = nullptr;
 
-  // Have a plan decide, instead of `policy`, what stays on the device, what is moved and what is recomputed: one that
-  // is made from the first steps, in which everything is moved or recomputed (docs/planning.md). Stash and window are
-  // then the plan's affair too. DeviceBytes{n}, ShareOfFree{0.9} (GPU only), Slowdown{0.02} or LeastMemory{}. A budget
-  // that is too small is an error in the step after those, which names the least that can be reached.
+  // A budget for device memory. A plan, instead of `policy`, then decides what stays on the device, what is moved and
+  // what is recomputed. The plan is made from the first steps, in which everything is moved or recomputed
+  // (docs/planning.md), and bounds stash and window, too. Values: DeviceBytes{n}, ShareOfFree{0.9} (GPU only),
+  // Slowdown{0.02} or LeastMemory{}. A budget that is too small is an error in the step after those first steps; the
+  // error names the least that can be reached.
   std::optional<DeviceBudget> device_budget = std::nullopt;
 
-  // Smaller storages stay where they are, and are other memory to the plan.
+  // With a budget, storages with fewer bytes stay on the device, and count as other memory to the plan.
   std::uint64_t planned_minimum_bytes = kDefaultMinimumBytes;
 
-  // A warning instead of that error, and as little memory as can be.
+  // true: a budget that is too small is a warning instead of an error, and the plan uses as little memory as possible.
   bool device_budget_is_a_wish = false;
 
-  // What a budget is compared with, asked in the steps from which a plan is made and in one that checks it. Empty: on a
-  // GPU LibTorch's allocator, whose peak (resetPeakStats) is set back each time; on the CPU, where LibTorch does not
-  // count, a budget is for saved storages alone.
+  // Measures the memory that a budget bounds, in the steps from which a plan is made and in a step that checks the
+  // plan. Empty: on a GPU the meter is LibTorch's allocator, and each call resets the allocator's peak
+  // (resetPeakStats); on the CPU, where LibTorch does not count, a budget bounds saved storages alone.
   DeviceMeter device_meter = {};
 
-  // GPU only: when the device has no memory left, copy storages out that the policy has kept, those first that were
-  // saved first, until there is room again (Note [Out of memory] in out_of_memory.h). Without need nothing moves.
+  // GPU only: when the device has no memory left, copy out storages that the policy has kept, the first saved first,
+  // until enough memory is free (Note [Out of memory] in out_of_memory.h). While the device has memory left nothing is
+  // evicted.
   bool evict_when_out_of_memory = true;
 
-  // Device memory held only because copies out of it are not done. Over it, the compute stream waits for the oldest.
-  // nullopt: a twelfth of the bytes that the last step offloaded, at most 2 GiB, but room for two of the largest.
-  // What it has when backward begins is kept for its use there: in the window or, while steps wait for copies and
-  // window_bytes is not set, beside it.
+  // The bound of the stash: device memory that is held only because copies out of it are not done. Over the bound, the
+  // compute stream waits for the oldest copy. nullopt: a twelfth of the bytes that the last step offloaded, at most 2
+  // GiB, but at least twice the bytes of the largest storage. Sources that are in the stash when backward begins stay
+  // there for their use in backward. These sources count in the window or, while steps wait for copies and window_bytes
+  // is not set, beside the window.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
-  // Device memory prefetched of its use in backward. nullopt: as for the stash; twice that share, and from the
-  // moment backward begins, while steps wait for copies. A storage larger than a window that was set here is an error
-  // that names both sizes, at the storage's first save.
+  // The bound of the window: device memory that has been prefetched before its use in backward. nullopt: as for the
+  // stash; while steps wait for copies, twice the share of the stash, and prefetching starts when backward begins. A
+  // storage larger than a window that was set here is an error at the storage's first save; the error names both sizes.
   std::optional<std::uint64_t> window_bytes = std::nullopt;
 
   // GPU only: where the bytes go, and how.
@@ -84,23 +87,25 @@ struct Options {
   // Warn once when more than this fraction of the machine's memory is in use. In (0, 1].
   double host_memory_warning = 0.6;
 
-  // CPU only: where the spill file is made (it is never visible there), and what reads and writes it. The folder must
-  // belong to this user or to root, and nobody else may write to it unless it is sticky, as /var/tmp is.
+  // CPU only: the folder of the spill file, which is never visible there, and what reads and writes that file. The
+  // folder must belong to this user or to root, and nobody else may write to the folder unless it is sticky, as
+  // /var/tmp is.
   std::filesystem::path spill_folder = "/var/tmp";
   DiskIo disk_io = DiskIo::kAuto;
 
   // CPU only: freed blocks of 256 KiB and more go back to the system instead of staying with malloc, so that the
-  // process's resident memory falls when saves leave (Note [Memory that malloc keeps] in
-  // streams/disk/mmap_allocator.h). The first such offloader replaces LibTorch's CPU allocator for that, for all
-  // tensors and the rest of the process; an allocator that the program has set by then stays. false: LibTorch's CPU
+  // process's resident memory falls when saves are offloaded (Note [Memory that malloc keeps] in
+  // streams/disk/mmap_allocator.h). The first offloader with this option replaces LibTorch's CPU allocator, for all
+  // tensors and the rest of the process, unless the program has set an allocator by then. false: LibTorch's CPU
   // allocator stays.
   bool return_freed_memory = true;
 
   // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).
   bool record_timeline = false;
 
-  // Record every copy and stall, and every pack and unpack of what is not passed through (Offloader::take_trace). Costs
-  // one more event a copy. Over a tier of the caller's: packs and unpacks only.
+  // Record every copy and stall, and every pack and unpack of a tensor that is not passed through
+  // (Offloader::take_trace). Costs one more event for each copy. With a tier of the caller's only packs and unpacks are
+  // recorded.
   bool record_trace = false;
 };
 

@@ -19,7 +19,7 @@ enum class KeptReason : std::uint8_t {
   kPolicy,       // the policy said keep
   kNoRoom,       // the tier had no room
   kCaptured,     // saved while the stream recorded a CUDA graph
-  kDeferred,     // its copy waited for the operation to be over, and then could not start, or nobody wanted it any more
+  kDeferred,     // its deferred copy could not start when the operation was over, or nobody wanted that copy any more
 };
 inline constexpr std::size_t kKeptReasons = 10;
 
@@ -34,43 +34,42 @@ struct Count {
 struct Level {
   std::uint64_t now_bytes = 0;
   std::uint64_t peak_bytes = 0;
-  std::uint64_t capacity_bytes = 0;  // the bound in force; 0 where there is none. The pool's: what it has reserved
+  std::uint64_t capacity_bytes = 0;  // the bound in force, or 0 for none; of the pool, what the pool has reserved
 };
 
 // Counted since the offloader was made, or since Offloader::reset_stats; the `now` figures are as of the call. `pool`
 // and `pool_growths` always count from the start.
 struct Stats {
-  Count saved;  // every pack: by tensors, the sum of offloaded, dropped, deduplicated, all kept, and those put off just
-                // now
+  Count saved;  // every pack; its `tensors` is the sum of those offloaded, dropped, deduplicated, kept and now deferred
   Count offloaded;                         // storages copied out
-  Count dropped;                           // storages let go, to be recomputed
+  Count dropped;                           // storages dropped, to be recomputed
   Count evicted;                           // storages kept by the policy that were copied out when the device was full
   Count deduplicated;                      // saves of a storage that ebb already holds in the same version
   std::array<Count, kKeptReasons> kept{};  // by KeptReason
-  Count fetched;                           // copies in; more than one of a storage if a retained graph is run again
-  Count recomputed;                        // storages made again; more than one as for `fetched`
-  Count reused;                            // fetches that found a storage that went away still on the device: no copy
+  Count fetched;                           // copies in; several of one storage if a retained graph runs again
+  Count recomputed;  // storages made again; one counts several times if a retained graph runs again
+  Count reused;      // fetches that found an offloaded storage still on the device, and copied nothing
 
   std::uint64_t stalls = 0;  // waits that held the compute stream up
   double stalled_ms = 0;
 
-  // Forward passes under a guard that saved something the policy was asked about (Policy::least_bytes). Backward has to
-  // begin, or all their saves to end, for the next one to count.
+  // Forward passes under a guard that saved a storage about which the policy was asked (Policy::least_bytes). The next
+  // forward pass counts once backward has begun, or all saves of this forward pass have ended.
   std::uint64_t steps = 0;
 
   Level pool;  // host memory or spill file
   std::uint64_t pool_growths = 0;
   Level stash;            // sources whose copy out is not done
   Level window;           // prefetched and not yet used
-  Level saved_on_device;  // all that ebb holds in device memory: kept by policy (a storage that is below its
-                          // Policy::least_bytes once for each save) or for want of room, stash, fetched
-  Level saved_if_kept;    // what that would be if every storage stayed from its first save to the end of its last
+  Level saved_on_device;  // all that ebb holds in device memory: kept by the policy (storages below Policy::least_bytes
+                          // once for each save), kept for want of room, in the stash, or fetched
+  Level saved_if_kept;    // saved_on_device if every storage stayed from its first save to the end of its last
 
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };
 
-// A table of some twenty lines, each ended: counts and bytes by what became of the saves, then the levels, then the
-// waits. What may be zero and then says nothing is left out.
+// Writes a table of some twenty lines, each ended by a newline: counts and bytes by what became of the saves, then the
+// levels, then the waits. A line whose zero would say nothing is left out.
 std::ostream& operator<<(std::ostream& out, const Stats& stats);
 
 }  // namespace ebb

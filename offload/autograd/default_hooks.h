@@ -9,9 +9,10 @@ namespace ebb {
 // Note [The innermost wins]
 // Python has default hooks of its own (torch.autograd.graph.saved_tensors_hooks, on which checkpointing, save_on_cpu
 // and others are built), on a stack that is part of at::ThreadLocalState, as a guard is. A guard or a region notes how
-// many lay there when it began: where there are more, they were set inside of it, and a save is theirs.
+// many hooks the stack had when the guard or region began. Where a save finds more hooks than that, they were set
+// inside of the guard or region, and the save is theirs.
 
-// How many lie on the calling thread's stack.
+// How many default hooks are on the calling thread's stack.
 [[nodiscard]] inline std::size_t default_hooks_here() {
   return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
 }

@@ -29,7 +29,7 @@ void EarlyPrefetch::expect(const std::shared_ptr<Runtime>& runtime, const std::s
 EarlyPrefetch::EarlyPrefetch() noexcept : exceptions_(std::uncaught_exceptions()) {
   try {
     start();
-  } catch (...) {  // no memory for a guess
+  } catch (...) {  // the pass is then slower, not wrong
   }
 }
 
@@ -43,7 +43,7 @@ void EarlyPrefetch::start() {
   runtime->tier().flush();
   runtime_ = std::move(runtime);
   step_ = std::move(step);
-  if (step_->plan() != nullptr) {  // what waits for its operation to be over would stay, and the plan has it away
+  if (step_->plan() != nullptr) {  // the plan offloads storages whose copies are deferred
     DeferredCopies::of_this_thread().start_all();
   }
   if (!step_->in_use() && !step_->tried_early() && runtime_->decider().backward_begins(*step_)) {
@@ -62,13 +62,14 @@ EarlyPrefetch::~EarlyPrefetch() {
       runtime_->steps().stall_monitor().early_prefetch_was_wrong();
       step_->cancel_prefetches();
     } catch (...) {
-      log_warning("what was fetched for another graph stays on the device until that is used or dropped");
+      log_warning(
+          "storages that were prefetched for another graph stay on the device until that graph is used or dropped");
     }
   }
   try {
     runtime_->decider().backward_is_over(*step_, /*failed=*/failed_ || std::uncaught_exceptions() > exceptions_);
   } catch (...) {
-    log_warning("a step could not be recorded; the next one is");
+    log_warning("a step could not be recorded; the next step will be");
   }
   runtime_->tier().flush();
 }

@@ -7,15 +7,15 @@ namespace ebb {
 class Runtime;
 class SavedStep;
 
-// Lives while a thread runs a backward pass from its beginning to its end: starts the first copies in before the pass
-// asks for anything, if that pays (Note [Before the first use] in stall_monitor.h), and gives up what it fetched for a
-// graph on which backward then did not run. A step is tried once.
+// A scope around one backward pass of a thread. The constructor starts the first copies in before the pass asks for
+// anything, if an early start pays (Note [Before the first use] in stall_monitor.h). The destructor cancels these
+// prefetches if backward did not run on the graph for which they were made. Each step is tried once.
 //
-// Which graph that will be is a guess: the last one for which the thread began to save, for whichever offloader. A
-// wrong one costs time only, and so does one that cannot be made.
+// The pass is expected to run on the last graph for which the thread began to save, for whichever offloader. A wrong
+// expectation costs time only, and so does a prefetch that fails.
 class EarlyPrefetch {
  public:
-  // The thread's saves belong to this step from now on.
+  // Says that the calling thread's saves belong to `step` from now on.
   static void expect(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<SavedStep>& step);
 
   EarlyPrefetch() noexcept;
@@ -33,7 +33,7 @@ class EarlyPrefetch {
   std::shared_ptr<SavedStep> step_;   // as runtime_
   bool fetched_ = false;              // copies may have been started
   bool failed_ = false;
-  int exceptions_;  // under way when it began
+  int exceptions_;  // how many were under way when this was made
 };
 
 }  // namespace ebb

@@ -52,7 +52,7 @@ void GuardScope::leave() {
   take_from_below_the_top();
 }
 
-// Has the scope on top lie on what is below this one, if it lies on this one.
+// If the stack's top scope lies directly on this scope, takes this scope out from below it.
 void GuardScope::take_from_below_the_top() {
   GuardScope* const top = innermost();
   if (top == nullptr || top == this) {
@@ -76,7 +76,8 @@ void GuardScope::take_from_below_the_top() {
   kept->with_it_ = c10::ThreadLocalDebugInfo::current().get();
 }
 
-// Not more than what is on top: below other people's information a scope stays, and is passed over.
+// Takes ended scopes off the top of the calling thread's stack. An ended scope below an entry of another kind stays,
+// and is passed over.
 void GuardScope::drop_ended() {
   for (GuardScope* top = innermost(); top != nullptr; top = innermost()) {
     Stack below;
@@ -103,8 +104,8 @@ GuardScope::Target GuardScope::current() {
 }
 
 std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runtime) {
-  // A save in the forward pass after some backward has begun is the start of the next step. One made by a backward
-  // (create_graph, recomputation) stays with the step that it serves.
+  // A save in the forward pass after the step's backward has begun starts the next step. A save that a backward makes
+  // (create_graph, recomputation) stays with the step that the backward serves.
   const auto is_present = [this]()
                               EBB_REQUIRES(mutex_) { return step_ != nullptr && (!step_->in_use() || in_backward()); };
   {
@@ -113,11 +114,12 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
       return step_;
     }
   }
-  // Without the lock, under which nothing may end: the last step's guesses do, and perhaps the last step.
+  // Called without the lock, under which nothing may be destroyed: this call ends the last step's unclaimed copies, and
+  // perhaps the last step.
   std::shared_ptr<SavedStep> next = runtime->steps().of_this_thread();
   EarlyPrefetch::expect(runtime, next);
   const LockUnlessForked locked(process_, mutex_);
-  if (ended_) {  // since this save began, on another thread
+  if (ended_) {  // on another thread, since this save began
     return next;
   }
   if (!is_present()) {

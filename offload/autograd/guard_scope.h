@@ -13,19 +13,20 @@ namespace ebb {
 class Runtime;
 class SavedStep;
 
-// What a guard puts on its thread: which offloader the saves go to (none for NoOpGuard), and which step they belong to.
+// The entry that a guard puts on its thread's stack: to which offloader saves go (none for NoOpGuard), and to which
+// step they belong.
 //
 // Note [The guard stack is LibTorch's]
-// c10::ThreadLocalDebugInfo is a thread's stack of user information: the innermost entry wins, and it is part of
-// at::ThreadLocalState, which autograd carries to its engine threads. A thread_local of our own would be invisible
+// c10::ThreadLocalDebugInfo is a thread's stack of user information: the innermost entry wins, and the stack is part of
+// at::ThreadLocalState, which autograd carries to its engine threads. A thread_local of ebb's own would be invisible
 // there, and saves made in a double backward would be missed.
 //
 // Note [Scopes that have ended]
-// Whoever captures an at::ThreadLocalState (a backward pass, a hook, a task of the user's) captures the stack with it,
-// and may put it in force again when guards on it are gone. So a guard does not only take its scope off the stack: the
-// scope itself ends. One that has ended lets go of its offloader, and is passed over for the next one around it. Where
-// each guard is made before the last one ends, a scope ends right below the top of the stack, and is taken from there,
-// or the stack would grow for ever.
+// Code that captures an at::ThreadLocalState (a backward pass, a hook, a task of the user's) captures the stack, and
+// may restore the stack after some of its guards have ended. So a guard does not only take its scope off the stack: the
+// scope itself ends. An ended scope lets go of its offloader, and is passed over for the next scope around it. Where
+// each guard is made before the previous guard ends, a scope ends right below the top of the stack. That scope is taken
+// out there, or the stack would grow for ever.
 //
 // Threads: every member may be called from any thread.
 class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_from_this<GuardScope> {
@@ -34,21 +35,22 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
 
   // Where a save made now goes.
   struct Target {
-    std::shared_ptr<Runtime> runtime = nullptr;  // null: it is left to LibTorch
+    std::shared_ptr<Runtime> runtime = nullptr;  // null: the save is left to LibTorch
     GuardScope* scope = nullptr;                 // on the calling thread's stack
   };
 
   // Puts a scope on the calling thread's stack. `runtime` null: leave saves to LibTorch.
   [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime);
 
-  // Has the offloader's tier start what it has gathered.
+  // Has the offloader's tier start the copies that it has gathered into a batch.
   void flush();
 
-  // Ends it, here and wherever the stack has been captured, and takes what has ended off the calling thread's stack.
+  // Ends the scope, on this thread and wherever the stack has been captured, and takes ended scopes off the calling
+  // thread's stack.
   void leave();
 
-  // The calling thread's innermost scope that has not ended; none where default hooks of Python's were set inside of it
-  // (Note [The innermost wins] in default_hooks.h).
+  // The target of the calling thread's innermost scope that has not ended. Empty if there is no scope, or if Python's
+  // default hooks were set inside of the scope (Note [The innermost wins] in default_hooks.h).
   [[nodiscard]] static Target current();
 
   // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
@@ -66,7 +68,7 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   const std::size_t default_hooks_around_;
   Mutex mutex_;
   Stack below_ EBB_GUARDED_BY(mutex_);         // the thread's stack without this scope
-  GuardScope* around_ EBB_GUARDED_BY(mutex_);  // the innermost scope in there
+  GuardScope* around_ EBB_GUARDED_BY(mutex_);  // the innermost scope in below_
   // The stack with this scope on top. Only to compare.
   const c10::ThreadLocalDebugInfo* with_it_ EBB_GUARDED_BY(mutex_) = nullptr;
   bool ended_ EBB_GUARDED_BY(mutex_) = false;

@@ -17,7 +17,7 @@ void* let_go_here() {
 
 void set_interpreter_lock(InterpreterLock lock) {
   take_back = lock.take_back;
-  let_go = lock.let_go;  // last: it is what others look at
+  let_go = lock.let_go;  // last: other threads read let_go first
 }
 
 WithoutInterpreterLock::WithoutInterpreterLock() : held_(let_go_here()) {}

@@ -65,7 +65,7 @@ bool is_shortage(const std::error_code& code) {
          code == std::errc::not_enough_memory;
 }
 
-// SpillFolder is the check. What it says of the folder becomes an error about the option.
+// The constructor of SpillFolder is the check. Its exceptions about the folder become errors about the option.
 void check_spill_folder(const std::filesystem::path& path) {
   const auto refuse = [](const std::exception& error) {
     throw std::invalid_argument("ebb: Options::spill_folder: " + std::string(error.what()));
@@ -75,7 +75,7 @@ void check_spill_folder(const std::filesystem::path& path) {
     struct statfs system = {};
     if (fstatfs(folder.fd(), &system) == 0 && system.f_type == TMPFS_MAGIC) {
       log_warning("Options::spill_folder \"" + path.string() +
-                  "\" is on tmpfs, which is memory: saves spilled there free none. Name a folder on a disk.");
+                  "\" is on tmpfs, which is memory: saves spilled there free no memory. Name a folder on a disk.");
     }
   } catch (const std::system_error& error) {
     if (is_shortage(error.code())) {

@@ -35,7 +35,7 @@ PlannedRegion::~PlannedRegion() {
 }
 
 void PlannedRegion::needed() {
-  if (runtime_->forked()) {  // its second run says so
+  if (runtime_->forked()) {  // the second run throws the error
     return;
   }
   const bool planned = step_->asked(place_.ordinal);

@@ -15,40 +15,42 @@
 
 namespace ebb {
 
-// A checkpointed region's part in a step that is planned: a candidate of the policy's, and what the step's record has
-// of it. It is kept, which is to run plainly, or recomputed. To the plan it is one storage, of what its function saves,
-// which is known from its second run in the recorded steps.
+// A checkpointed region's part in a step under a budget: a candidate of the policy, and an entry in the step's record.
+// The policy keeps the region, whose function then runs once and whose saves stay, or has the region recomputed. To the
+// plan the region is one storage that has the bytes of all its saves; these bytes are known from the second run in the
+// recorded steps.
 //
 // Threads: every member may be called from any thread; one SecondRun at a time.
 class PlannedRegion {
  public:
-  // Null where the offloader does not plan.
+  // Asks the decider about a region that begins on the calling thread. Null where the offloader has no budget.
   [[nodiscard]] static std::unique_ptr<PlannedRegion> ask(const GuardScope::Target& target,
                                                           const std::vector<at::Tensor>& inputs);
   ~PlannedRegion();
   PlannedRegion(const PlannedRegion&) = delete;
   PlannedRegion& operator=(const PlannedRegion&) = delete;
 
-  // Whether what it saves stays on the device.
+  // Whether the region's saves stay on the device.
   [[nodiscard]] bool stays() const { return place_.stays; }
 
-  // Of what it saves, if that stays.
+  // The table of the region's saves, for a region whose saves stay.
   [[nodiscard]] const std::shared_ptr<RegionSaves>& saves() const { return saves_; }
 
   [[nodiscard]] bool is_of(const Runtime& runtime) const { return runtime_.get() == &runtime; }
 
   [[nodiscard]] bool may_move(const at::Tensor& tensor) { return !runtime_->passed_through(tensor); }
 
-  // Backward asks for something that it saved.
+  // Says that backward asks for a save of the region.
   void needed();
 
-  // Lives during a second run.
+  // Lives during a second run of the function. A recorded step's clock pauses meanwhile.
   class SecondRun {
    public:
     explicit SecondRun(PlannedRegion& region)
         : region_(region), detour_(region.place_.recorder.get(), region.place_.index) {}
 
-    // What the run has saved: held from here on, until the region ends.
+    // Says how many bytes the second run has saved. These bytes count as held on the device from here on, until the
+    // region ends.
     void saves(std::uint64_t bytes);
 
    private:

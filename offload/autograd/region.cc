@@ -27,16 +27,17 @@ constexpr const char* kWhat = "this checkpointed region";  // in errors
 
 enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
 
-// What a region puts on its thread, where LibTorch hands it on (Note [The guard stack is LibTorch's] in guard_scope.h).
-// Ended ones are passed over: the stack may have been captured.
+// The entry that a run of a region puts on its thread's stack, which LibTorch hands on to engine threads (Note [The
+// guard stack is LibTorch's] in guard_scope.h). An ended entry is passed over, because the stack may have been
+// captured.
 class Running final : public c10::DebugInfoBase {
  public:
   static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEC);
 
   Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
 
-  // The innermost on the calling thread that has not ended; null if there is none, or default hooks of Python's were
-  // set inside of it.
+  // The calling thread's innermost run that has not ended; null if there is none, or if Python's default hooks were set
+  // inside of it.
   static Running* innermost() {
     Running* found = top();
     while (found != nullptr && found->ended_) {
@@ -55,7 +56,7 @@ class Running final : public c10::DebugInfoBase {
   const std::shared_ptr<Region> region_;
   const Which which_;
   const std::size_t default_hooks_around_ = default_hooks_here();
-  Running* const around_;  // lives at least as long: it is below on the stack
+  Running* const around_;  // lives at least as long as this, from below on the stack
   std::atomic<bool> ended_{false};
 };
 
@@ -68,7 +69,7 @@ class Run {
   }
   ~Run() {
     running_->end();
-    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered inside lies on it
+    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered in the run lies on top
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(below_);
     }
   }
@@ -81,7 +82,8 @@ class Run {
   std::shared_ptr<c10::ThreadLocalDebugInfo> with_it_;
 };
 
-// As in SaveHook: an operation that saves its own output would own itself for ever.
+// The tensor, detached from its history unless it is a leaf: an operation that saves its own output would own itself
+// for ever.
 at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
 
 [[noreturn]] void refuse_backward_inside() {
@@ -129,7 +131,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
   std::optional<VersionCheck> version_;  // once packed
 };
 
-// Keeps nothing: the function may have put the second graph away somewhere.
+// Gives the tensor to the region and keeps nothing, because the function may have stored the second graph somewhere.
 class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
  public:
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
@@ -234,7 +236,8 @@ void Region::collect(const at::Tensor& saved) {
   ++next_;
 }
 
-// Undefined if it is not there.
+// The tensor that the last second run saved in this place, if the region or its last taker still has the tensor; else
+// undefined.
 at::Tensor Region::find(std::size_t place) {
   at::Tensor tensor;  // where the check fails, destroyed after the lock is released
   process_.lock(mutex_, kWhat);
@@ -261,7 +264,7 @@ at::Tensor Region::take(std::size_t place) {
   }
   process_.lock(run_mutex_, kWhat);
   const MutexLock one_at_a_time(run_mutex_, std::adopt_lock);
-  at::Tensor tensor = find(place);  // if another thread has run it meanwhile
+  at::Tensor tensor = find(place);  // defined if another thread has run the function meanwhile
   if (!tensor.defined()) {
     run_again();
     tensor = find(place);
@@ -276,7 +279,7 @@ void Region::drop(std::size_t place) {
   std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
   if (!process_.forked()) {
     mutex_.lock();
-  } else if (!mutex_.try_lock()) {  // nobody will ever release it
+  } else if (!mutex_.try_lock()) {  // no thread of a forked child would ever release the lock
     return;
   }
   const MutexLock lock(mutex_, std::adopt_lock);
@@ -296,7 +299,7 @@ void Region::run_again() {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     TORCH_CHECK(!input_memory_[i].has_been_replaced(), "ebb::checkpoint: input ", i + 1,
                 " has been given other data (set_data) or another storage since the "
-                "function ran; run again in backward, it would compute something else");
+                "function ran; the second run in backward would compute something else");
     const at::Tensor input = inputs_[i].unpack();
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
   }
@@ -314,7 +317,8 @@ void Region::run_again() {
   }
 }
 
-// Of what the second run has saved that is neither its inputs' nor stays on the device anyway; each storage once.
+// The bytes of the storages that the second run has saved, each counted once, without the inputs' storages and those
+// that are never moved.
 std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
   std::set<const c10::StorageImpl*> seen;
   for (const at::Tensor& input : inputs) {

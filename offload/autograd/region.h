@@ -23,10 +23,11 @@ namespace ebb {
 
 class PlannedRegion;
 
-// One call of checkpoint(): what its second run takes, and what that has saved and nobody has used yet.
+// One call of checkpoint(): what its second run needs, and the second run's saves that nobody has taken yet.
 //
-// Owned by the hooks of what the first run saved, and so gone when backward is over or the graph is dropped; or when
-// the only run is over. What the second run saves in its own graph is held here only: that graph goes at once.
+// Ownership: the hooks of the first run's saves own the region, so the region ends when backward is over or the graph
+// is dropped. A region whose function runs only once ends after that run. The region alone holds the saves of the
+// second run, whose own graph is dropped at once.
 //
 // Threads: every member may be called from any thread.
 class Region : public std::enable_shared_from_this<Region> {
@@ -35,29 +36,32 @@ class Region : public std::enable_shared_from_this<Region> {
   Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
   ~Region();
 
-  // The same, and asks the plan of the guard around it, if there is one, and this is in no other region.
+  // Makes a region. An outermost region under a guard also asks the plan of the guard's offloader, if there is a plan.
   static std::shared_ptr<Region> make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
 
-  // The first run; the only one, if the plan has what it saves stay.
+  // Runs the function in forward and returns its outputs. This run is the only one if the plan keeps the region's
+  // saves.
   static std::vector<at::Tensor> run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs);
 
   [[nodiscard]] bool first_run_is_over() const { return first_run_is_over_; }
 
-  // The hook for a save that is made now on the calling thread; null if that is in no region.
+  // The hook for a save that is made now on the calling thread; null if the save is left to what lies outside of
+  // regions.
   static std::unique_ptr<torch::autograd::SavedVariableHooks> hook_here();
 
-  // The place of a save of the first run.
+  // Adds a save of the first run, and returns its place.
   std::size_t add(const at::Tensor& saved);
 
-  // A save of the second run.
+  // Takes the next save of the second run. Throws c10::Error if the first run saved no tensor of these sizes and dtype
+  // in that place.
   void collect(const at::Tensor& saved);
 
-  // What the second run has saved in this place, and no longer holds. Runs it, unless it has been run and nobody has
-  // taken this one, or who took it has it still. Throws c10::Error in a child that was
-  // forked meanwhile.
+  // The tensor that the second run has saved in this place; the region then no longer holds the tensor. Runs the
+  // function a second time first, unless the region holds the tensor already, or the last taker still has it. Throws
+  // c10::Error if the second run saves other tensors than the first, and in a child that was forked meanwhile.
   [[nodiscard]] at::Tensor take(std::size_t place);
 
-  // No hook will ask for this place any more.
+  // Says that no hook will ask for this place any more.
   void drop(std::size_t place);
 
  private:
@@ -69,16 +73,16 @@ class Region : public std::enable_shared_from_this<Region> {
     std::vector<std::int64_t> sizes;
     at::ScalarType dtype;
     bool alive = true;
-    RememberedTensor taken = {};                                // of the second run's, as the next
-    std::optional<VersionCheck> second_version = std::nullopt;  // when it was saved
+    RememberedTensor taken = {};                                // the second run's tensor, once taken
+    std::optional<VersionCheck> second_version = std::nullopt;  // of the second run's tensor, at its save
   };
 
-  // Which memory an input had. Weak: the address is not used again while this lives.
+  // Which memory an input had. The references are weak, and keep the addresses from being used again while this lives.
   class InputMemory {
    public:
     explicit InputMemory(const at::Tensor& input);
 
-    // The program still has the tensor, over another storage.
+    // Whether the program still has the tensor, over another storage.
     [[nodiscard]] bool has_been_replaced() const;
 
    private:
@@ -95,7 +99,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<bool> input_needs_gradient_;
   std::unique_ptr<PlannedRegion> planned_;  // null without a plan
 
-  bool draws_ = true;  // random numbers. Set at the end of the first run
+  bool draws_ = true;  // whether the function draws random numbers; set at the end of the first run
   std::atomic<bool> first_run_is_over_{false};
 
   Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run

@@ -19,7 +19,8 @@ namespace ebb {
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
-  // As the constructor of Packed. The target's scope must live until call_pack_hook returns.
+  // `target`, `region`: as for the constructor of Packed, but the target's scope must live until call_pack_hook
+  // returns.
   explicit SaveHook(GuardScope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
       : target_(std::move(target)), region_(std::move(region)) {}
 
@@ -31,9 +32,9 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
 
  private:
-  GuardScope::Target target_;  // empty once packed, as region_
+  GuardScope::Target target_;  // empty once packed, as is region_
   std::shared_ptr<RegionSaves> region_;
-  std::optional<Packed> packed_;  // once packed
+  std::optional<Packed> packed_;  // set once packed
 };
 
 }  // namespace ebb

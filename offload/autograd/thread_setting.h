@@ -9,14 +9,14 @@
 
 namespace ebb {
 
-// What decides, beside its inputs, what a function of tensors computes: the random state of the process's default
-// generators (the CPU's, and those of the GPUs that are in use) and the calling thread's autocast, as they are when
-// this is made.
+// The state that decides, beside its inputs, what a function of tensors computes: the random state of the process's
+// default generators (the CPU's, and those of the GPUs that are in use) and the calling thread's autocast, as they are
+// when the ThreadSetting is made.
 class ThreadSetting {
  public:
   ThreadSetting();
 
-  // Whether nobody has drawn random numbers since.
+  // Whether nobody has drawn random numbers since the ThreadSetting was made.
   [[nodiscard]] bool random_state_is_unchanged() const;
 
  private:
@@ -41,8 +41,8 @@ class ThreadSetting {
 
 enum class Random : std::uint8_t { kToo, kLeftAlone };
 
-// Puts a setting in force, and at its end what was there before. Where random state is put in force too, other threads
-// must not draw meanwhile: the generators are the process's.
+// Puts a setting in force, and puts the previous setting back at its end. With Random::kToo other threads must not draw
+// random numbers meanwhile, because the whole process shares the generators.
 class SettingInForce {
  public:
   SettingInForce(const ThreadSetting& setting, Random random);

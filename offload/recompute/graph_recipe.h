@@ -13,26 +13,28 @@
 
 namespace ebb {
 
-// A storage's recipe that its graph has: the operation that made them, and saves of what it computed from.
+// The recipe of a storage that an operation of the graph made: that operation, and saves of its inputs.
 //
 // Note [The graph is the recipe]
-// The node that made a saved tensor has saved its own inputs for its own backward, so that to drop the tensor costs no
-// memory. The recipe has saves of its own of these inputs (recipe_input.h): a node lets go of its saves once it has
-// run, and autograd may ask for the tensor after that, where backward covers other parts of the graph first. The inputs
-// are on the device for as long as any of their uses is pending, and take no room in the window.
+// The node that made a saved tensor has saved its own inputs for its own backward, so to drop the tensor costs no
+// memory. The recipe has its own saves of these inputs (recipe_input.h), because a node lets go of its saves once it
+// has run, and autograd may ask for the tensor after that, where backward covers other parts of the graph first. The
+// inputs are on the device for as long as any of their uses is pending, and do not count in the window.
 //
-// A recipe makes the same bits: it runs the same operation on the same bits, strides included, without autocast, which
-// has had its say in what the node saved. What that asks of a program, beyond what autograd does:
-// - What a recipe takes must not be written to before its last use. Backward then raises LibTorch's error for it, also
-//   where plain autograd would not have looked there: if weights are updated between two backward passes over one
-//   graph. It may be given other data (set_data): the recipe has the memory that was saved. If that memory is resized
-//   or swapped, as some shard parameters do, backward raises an error of ours.
-// - What a recipe makes must not be written to in ways that LibTorch does not count, such as `data()`, before or after
-//   it is saved. A tensor whose version has moved on has no recipe.
-// - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads) are in
-//   backward as they were in forward.
-// There are none for operations that use random numbers, for what another stream made than the one that saves it, and
-// for cuDNN's convolutions unless they are deterministic: it may choose another algorithm the second time.
+// A recipe makes the same bits, because it runs the same operation on the same bits with the same strides. The recipe
+// runs without autocast, whose casts are in the node's saves already. Beyond what autograd asks of a program, a recipe
+// asks the following:
+// - A recipe's inputs must not be written to before the recipe's last use. Backward raises LibTorch's error for a
+// write, also where plain autograd would not have checked the input: if weights are updated between two backward passes
+// over one graph, for example. An input may be given other data (set_data): the recipe has the memory that was saved.
+// If that memory is resized or swapped, as some shard parameters do, backward raises an error of ebb's.
+// - A recipe's result must not be written to in ways that LibTorch does not count, such as `data()`, before or after
+// its save. A tensor whose version has moved on has no recipe.
+// - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads) must be in backward
+// as they were in forward.
+// There are no recipes for operations that use random numbers, for tensors made on another stream than the stream that
+// saves them, and for cuDNN's convolutions unless they are deterministic: cuDNN may choose another algorithm the second
+// time.
 class GraphRecipe final : public Recipe {
  public:
   // The recipe for the storage of `saved`, whose bytes must be as its operation left them; null if there is none, or

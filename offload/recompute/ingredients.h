@@ -12,9 +12,9 @@
 
 namespace ebb {
 
-// What a tensor can be computed from, and how.
+// The inputs from which a tensor can be computed, and the function that computes it.
 struct Ingredients {
-  using Inputs = std::vector<std::unique_ptr<SavedTensor>>;  // null where nothing is taken in that place
+  using Inputs = std::vector<std::unique_ptr<SavedTensor>>;  // null for an input that the operation did not get
   using Forward = std::function<at::Tensor(std::span<const at::Tensor>)>;
 
   Recompute cost = Recompute::kNo;

@@ -29,7 +29,7 @@ std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& 
   try {
     const Looking looking(found);
     tensor = variable.unpack(node);
-  } catch (const std::exception&) {  // let go of by a backward, or written to since: backward will say so
+  } catch (const std::exception&) {  // the save has ended, or its tensor has been written to: backward will say so
     return nullptr;
   }
   if (!variable.has_hooks() && tensor.defined() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) {

@@ -8,23 +8,26 @@
 
 namespace ebb {
 
-// Another save of what `node` has saved in `variable`, one of its members; null if it has saved nothing there, has let
-// go of it, if it has been written to, resized or given other data since, or if the save is not ours: some other hook's
-// (which is then unpacked for nothing), or LibTorch's own, of which nobody knows what it was when it was saved. (A
-// number, which LibTorch shows no hook, is what it was.) Otherwise nothing is copied and no bytes are fetched. The node
-// must be locked against others who make it let go.
+// Another save of the tensor that `node` has saved in `variable`, a member of the node. Nothing is copied and no bytes
+// are fetched. The node must be locked against other threads that make it let go of its saves. Null if
+// - the node has saved nothing in `variable`, or has let go of the save,
+// - the tensor has been written to, resized or given other data since its save,
+// - a hook that is not ebb's has the save (that hook is then unpacked for nothing),
+// - LibTorch itself has the save, since nobody knows whether the tensor is still what was saved. (LibTorch shows a
+// number to no hook, but a number does not change, so it gets a save.)
 //
 // Note [Asking a node for its saves]
-// A SavedVariable shows nobody its hooks, but unpacking calls them. So it is unpacked while this thread says that it is
-// looking, and SaveHook then hands over another save instead of bytes.
+// A SavedVariable shows nobody its hooks, but its unpack calls them. So recipe_input marks the calling thread as
+// looking for a recipe's input and unpacks the variable; Packed::unpack then hands over another save instead of bytes.
 [[nodiscard]] std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& variable,
                                                         const std::shared_ptr<torch::autograd::Node>& node);
 
-// Whether the calling thread is inside recipe_input, whose result `saved` then is. Throws c10::Error if it has been
-// written to.
+// Inside recipe_input on the calling thread, makes another save of `saved` its result and returns true; otherwise
+// returns false. Throws c10::Error if the tensor has been written to.
 [[nodiscard]] bool hand_to_recipe(const SavedTensor& saved);
 
-// Throws if it is: for hooks that have nothing to hand over, and whose bytes would cost work.
+// Throws inside recipe_input on the calling thread: for hooks that have no save to hand over, and whose unpack would
+// cost work.
 void refuse_recipe();
 
 }  // namespace ebb

@@ -32,7 +32,7 @@ class Gathering {
     complete_ = complete_ && inputs_.back() != nullptr && shape(inputs_.size() - 1).layout() == at::kStrided;
   }
 
-  // May be nothing; then the operation gets an undefined tensor.
+  // Adds an optional input. Where the node has saved nothing, the operation gets an undefined tensor.
   void may_have(const SavedVariable& variable) {
     const bool nothing = !variable.has_hooks() && !variable.get_raw_data()->defined();
     if (nothing) {
@@ -64,7 +64,8 @@ std::optional<Ingredients> memory_bound(Gathering gathering, const SavedVariable
   return std::move(gathering).with(Recompute::kMemoryBound, std::move(forward));
 }
 
-// Each of these saves one operand for the gradient of the other, and so both only if both need one.
+// An operation of two operands. Its node saves each operand for the gradient of the other, and so has both only if both
+// need a gradient.
 std::optional<Ingredients> of_two(Gathering gathering, Recompute cost, const SavedVariable& first,
                                   const SavedVariable& second,
                                   at::Tensor (*forward)(const at::Tensor&, const at::Tensor&)) {
@@ -114,7 +115,7 @@ std::optional<Ingredients> of(nodes::EluBackward0& node, Gathering gathering) {
                       });
 }
 
-// relu6 is one of these.
+// relu6 makes this node, too.
 std::optional<Ingredients> of(nodes::HardtanhBackward0& node, Gathering gathering) {
   return memory_bound(std::move(gathering), node.self_, [least = node.min_val, most = node.max_val](Tensors in) {
     return at::hardtanh(in[0], least, most);
@@ -195,7 +196,7 @@ bool has_bias(const nodes::ConvolutionBackward0& node) {
   return sizes && !(sizes->size() == 1 && sizes->front() == 0);
 }
 
-// Without bias only: the node does not save it.
+// Convolutions without bias only, because the node does not save a bias.
 std::optional<Ingredients> of(nodes::ConvolutionBackward0& node, Gathering gathering) {
   gathering.need(node.input_);
   gathering.need(node.weight_);
@@ -214,8 +215,8 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-// What the kinds of attention have in common. `call` gets query, key, value and, after them, the mask if the kind has
-// one; then whether it is causal, and the scale.
+// What all kinds of attention have in common. `call` gets the tensors (query, key, value and then, if the kind has a
+// mask, the mask), whether the attention is causal, and the scale.
 template <typename Attention, typename Call>
 std::optional<Ingredients> attention(const Attention& node, Gathering gathering, const SavedVariable* mask, Call call) {
   gathering.need(node.query_);
@@ -265,8 +266,8 @@ std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackwar
 
 using Of = std::optional<Ingredients> (*)(const std::shared_ptr<Node>&);
 
-// Another thread's backward may be making the node let go of its saves, under the node's own lock, which is for derived
-// classes. A node that somebody else holds gives no recipe: it is being run.
+// Gives access to a node's lock, which is protected. Another thread's backward may be making the node let go of its
+// saves, under that lock. A node whose lock is taken gives no recipe, because the node is being run.
 class Locked : public Node {
  public:
   static std::unique_lock<std::mutex> try_lock(Node& node) { return {node.*(&Locked::mutex_), std::try_to_lock}; }

@@ -24,7 +24,7 @@
 namespace ebb {
 namespace {
 
-// Conversions are the instructions that LibTorch's are made of.
+// Conversions use the instructions of which LibTorch's conversions are made.
 constexpr const char* kSource = R"(
 #if defined(EBB_BFLOAT16)
 typedef unsigned short T;
@@ -60,7 +60,7 @@ struct __align__(16) Vector {
   T values[16 / sizeof(T)];
 };
 
-// The same where rows are whole vectors. `width` in vectors.
+// scale_rows, where rows are whole vectors. `width` counts vectors.
 extern "C" __global__ void scale_rows_by_vectors(const Vector* x, const Acc* rstd, const T* weight, Vector* y,
                                                  unsigned width) {
   constexpr unsigned kValues = 16 / sizeof(T);
@@ -78,7 +78,7 @@ extern "C" __global__ void scale_rows_by_vectors(const Vector* x, const Acc* rst
 
 constexpr std::size_t kVectorBytes = 16;
 constexpr int kThreads = 256;
-constexpr int kOldestMajor = 8;  // compute capability: conversions to bfloat16
+constexpr int kOldestMajor = 8;  // compute capability; older devices cannot convert to bfloat16
 
 const char* definition(at::ScalarType dtype) {
   switch (dtype) {
@@ -95,7 +95,7 @@ const char* definition(at::ScalarType dtype) {
   }
 }
 
-// NVRTC, if there is one: found where LibTorch's own is, at run time, as LibTorch does.
+// NVRTC, which is loaded at run time, as LibTorch loads it. May be missing.
 class Nvrtc {
  public:
   static const Nvrtc& get() {
@@ -103,7 +103,7 @@ class Nvrtc {
     return nvrtc;
   }
 
-  // Machine code for one device's architecture. Empty if it cannot be made.
+  // Machine code for one device's architecture. Empty if the source cannot be compiled.
   [[nodiscard]] std::vector<char> compile(const char* source, const std::string& architecture,
                                           const char* definition) const {
     nvrtcProgram program = nullptr;
@@ -166,17 +166,17 @@ Kernels make_kernels(int major, int minor, at::ScalarType dtype) {
     return kernels;
   }
   if (!code.empty()) {
-    static_cast<void>(cudaGetLastError());  // of these calls
+    static_cast<void>(cudaGetLastError());  // clears the error of these calls
   }
   log_debug("no kernel for norms on " + architecture + "; they are recomputed by elementwise operations");
   return {};
 }
 
-// Null kernels where there are none.
+// Null where no kernels can be made.
 Kernels kernels_for(c10::Device device, at::ScalarType dtype) {
   static Mutex mutex;
   using Made = std::map<std::tuple<int, int, at::ScalarType>, Kernels>;
-  static auto* const made EBB_PT_GUARDED_BY(mutex) = new Made;  // as long as the process
+  static auto* const made EBB_PT_GUARDED_BY(mutex) = new Made;  // lives as long as the process
   int major = 0;
   int minor = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));

@@ -23,8 +23,8 @@ class StepRecorder;
 class Steps;
 class SavedStep;
 
-// What becomes of the storages that are saved, and of checkpointed regions. Two strategies: a policy alone decides
-// (PolicyDecider), or the plan of a budget (PlanDecider).
+// Decides what becomes of saved storages and of checkpointed regions. Two strategies: a policy alone decides
+// (PolicyDecider), or the plan of a budget decides (PlanDecider).
 //
 // Threads: every member may be called from any thread. The policy is never called from two threads at once.
 class Decider {
@@ -35,39 +35,42 @@ class Decider {
   Decider(const Decider&) = delete;
   Decider& operator=(const Decider&) = delete;
 
-  // Storages with fewer bytes are not asked about.
+  // The policy is not asked about storages with fewer bytes.
   [[nodiscard]] std::uint64_t least_bytes() const { return least_bytes_; }
 
   // Whether `decide` is to be given recipes.
   [[nodiscard]] bool needs_recipes() const { return needs_recipes_; }
 
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
-  // `recipe`: how to make it again; null where there is no way, or none was looked for. Throws what the policy throws,
-  // and c10::Error where a budget cannot be met.
+  // `recipe`: how to make the storage's bytes again; null where there is no recipe, or none was looked for. Throws what
+  // the policy throws, and c10::Error where a budget cannot be met.
   [[nodiscard]] Decision decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
                                 const GraphRecipe* recipe);
 
-  // How the bytes of a save count that the policy is not asked about, for want of bytes.
+  // How the bytes of a save count that is too small for the policy to be asked about.
   [[nodiscard]] virtual DeviceAccount::Held::What passed_through() const = 0;
 
-  // A storage that was to be offloaded has found no room.
+  // Says that no block was free for a storage that was to be offloaded.
   virtual void found_no_room(SavedStep& step, std::uint64_t bytes) = 0;
 
-  // A checkpointed region that has saved these inputs begins.
+  // What is decided about a checkpointed region, and its place in the step.
   struct RegionsPlace {
-    bool stays;                              // what the region saves
+    bool stays;                              // whether the region's saves stay on the device
     std::shared_ptr<StepRecorder> recorder;  // of the step; null for none
-    std::uint32_t index;                     // in its record
+    std::uint32_t index;                     // of the region, in the recorder's record
     std::uint32_t ordinal;                   // as Candidate::ordinal
   };
-  // nullopt: regions are nobody's affair but their own.
+  // Says that a checkpointed region begins that has saved `inputs`. nullopt: nothing is decided about regions, and each
+  // runs its function a second time.
   [[nodiscard]] virtual std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
                                                                   SavedStep& step) = 0;
 
-  // A backward begins on this thread, probably on this step. Whether the first copies in should start at once.
+  // Says that a backward pass begins on this thread, probably on `step`. Returns whether the first copies in should
+  // start at once.
   [[nodiscard]] virtual bool backward_begins(SavedStep& step) = 0;
 
-  // The backward pass on `step` is over; `failed`: by an exception. A step that is recorded waits for the device here.
+  // Says that the backward pass on `step` is over; `failed`: by an exception. Waits for the device if the step is
+  // recorded.
   virtual void backward_is_over(SavedStep& step, bool failed) = 0;
 
   // See Offloader.
@@ -78,7 +81,7 @@ class Decider {
   [[nodiscard]] virtual std::vector<std::string> warnings(const Stats& stats) = 0;
 
  protected:
-  // Asks the policy, whose mutex must be held.
+  // Gives the candidate its ordinal and asks the policy.
   [[nodiscard]] Decision ask_locked(Candidate& candidate, SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   [[nodiscard]] Steps& steps() { return steps_; }
@@ -88,15 +91,15 @@ class Decider {
   Mutex policy_mutex_;
 
  private:
-  // Called with the mutex held: a step begins; the policy has decided, and so its plan is known; a storage with this
-  // ordinal enters the step.
+  // Called with policy_mutex_ held: when a step begins; when the policy has decided, so that its plan is known; when a
+  // storage enters the step as `candidate`.
   virtual void step_begins_locked(SavedStep& /*step*/) EBB_REQUIRES(policy_mutex_) {}
   virtual void decided_locked(SavedStep& /*step*/) EBB_REQUIRES(policy_mutex_) {}
   virtual void enter_locked(const at::Tensor& /*tensor*/, SavedStorage& /*saved*/, SavedStep& /*step*/,
                             const GraphRecipe* /*recipe*/, const Candidate& /*candidate*/) EBB_REQUIRES(policy_mutex_) {
   }
 
-  // Called without it, once it is known what becomes of this candidate.
+  // Called without policy_mutex_, once the candidate with this ordinal has been decided about.
   virtual void decided(SavedStep& /*step*/, std::uint32_t /*ordinal*/) {}
 
   const std::shared_ptr<Policy> policy_;

@@ -5,7 +5,7 @@
 namespace ebb {
 namespace {
 
-// Tensors whose TensorImpl stands for something else than one strided range of one storage.
+// Whether the tensor is one strided range of one storage, and its TensorImpl stands for nothing else.
 bool is_plain(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
                                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Batched,
@@ -45,7 +45,7 @@ std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
   if (excluded_.contains(storage)) {
     return KeptReason::kExcluded;
   }
-  if (storage.data_ptr().get_context() == nullptr) {  // nothing to hand back when it is freed
+  if (storage.data_ptr().get_context() == nullptr) {  // LibTorch does not own the memory, and could not free it
     return KeptReason::kNonOwning;
   }
   return std::nullopt;

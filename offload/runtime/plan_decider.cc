@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// What a recipe takes, as far as that is of the same recorded step.
+// The recipe's inputs that are storages of the recorded step, as indices in its record.
 std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const GraphRecipe* recipe) {
   std::vector<std::uint32_t> inputs;
   if (recipe != nullptr) {
@@ -41,9 +41,9 @@ PlanDecider::~PlanDecider() = default;
 
 void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
   if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
-    log_warning("a plan has " + human_bytes(bytes) +
-                " away that find no room in host memory or on disk: they stay, and Options::device_budget may be "
-                "exceeded");
+    log_warning("a plan offloads a storage of " + human_bytes(bytes) +
+                " for which host memory or disk has no room: it stays on the device, and Options::device_budget may "
+                "be exceeded");
   }
 }
 
@@ -66,11 +66,11 @@ void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
   if (recorder == nullptr) {
     return;
   }
-  if (failed) {  // what the recorder has seen is not a step
+  if (failed) {  // the recorder has not seen a whole step
     recorder->give_up();
     return;
   }
-  if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: it waits for the device
+  if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
     const MutexLock lock(policy_mutex_);
     lifecycle_->learn(step.plan(), *recorder, *record);
   }
@@ -93,7 +93,7 @@ void PlanDecider::step_begins_locked(SavedStep& step) {
 
 void PlanDecider::decided_locked(SavedStep& step) {
   if (std::shared_ptr<const Plan> plan = lifecycle_->plan(); plan != step.plan()) {
-    auto recorder = lifecycle_->follows(plan);  // may throw: then nothing is followed
+    auto recorder = lifecycle_->follows(plan);  // may throw: the step then follows no plan
     step.follow(std::move(plan));
     if (recorder) {
       step.record_by(*std::move(recorder));
@@ -111,7 +111,7 @@ void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Sa
   saved.enter_step(static_cast<std::uint32_t>(candidate.ordinal), recorder, index);
 }
 
-// The stash shrinks to what the plan has room for after the candidate.
+// Shrinks the stash to what the plan's schedule allows after the candidate.
 void PlanDecider::decided(SavedStep& step, std::uint32_t ordinal) {
   if (step.plan() != nullptr) {
     const std::shared_ptr<StepRecorder> recorder = step.recorder();
@@ -144,7 +144,7 @@ Decider::RegionsPlace PlanDecider::enter_region_locked(Candidate& candidate,
                                                        const std::vector<std::shared_ptr<SavedStorage>>& inputs,
                                                        SavedStep& step) {
   step.began();
-  auto ended = c10::make_scope_exit([&step] { step.ended(); });  // for a region that the policy refuses
+  auto ended = c10::make_scope_exit([&step] { step.ended(); });  // if the policy throws
   RegionsPlace place{ask_locked(candidate, step) == Decision::kKeep, step.recorder(), 0,
                      static_cast<std::uint32_t>(candidate.ordinal)};
   if (place.recorder != nullptr) {

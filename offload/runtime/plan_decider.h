@@ -16,7 +16,7 @@ namespace ebb {
 // Threads: as Decider.
 class PlanDecider final : public Decider {
  public:
-  // `policy`: the one that the planning is about.
+  // `policy`: the PlannedPolicy of `planning`.
   PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> planning, Steps& steps,
               Residency& residency);
   ~PlanDecider() override;
@@ -25,14 +25,14 @@ class PlanDecider final : public Decider {
     return DeviceAccount::Held::What::kPassedThroughBesidePlan;
   }
 
-  // Warns once: the budget may then be exceeded.
+  // Warns once that the budget may be exceeded.
   void found_no_room(SavedStep& step, std::uint64_t bytes) override;
 
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
                                                           SavedStep& step) override;
 
-  // The streams wait for copies out as the plan says. Copies in start at once where there is a plan, but never while
-  // another of the thread's steps is in use, which needs the window.
+  // Shrinks the stash to what the plan's schedule allows in backward. Returns true under a plan, unless another of the
+  // thread's steps is in use, which needs the window.
   [[nodiscard]] bool backward_begins(SavedStep& step) override;
   void backward_is_over(SavedStep& step, bool failed) override;
 

@@ -18,9 +18,10 @@ bool PolicyDecider::backward_begins(SavedStep& step) {
 }
 
 // Note [The head]
-// What is saved right before backward is wanted back at once, so that its copies are waited for from end to end. With a
-// plan it stays, as all does whose way back is too short. Without one the user has to say so, and is told in the first
-// step, if the last save looks like a head's: several times as large as any other.
+// Backward wants the storages that were saved last at once, so it waits for their copies from beginning to end. A plan
+// keeps these storages, as it keeps every storage whose copy in has too little time. Without a plan the user has to put
+// a NoOpGuard around the head. The user is told so in the first step if the last save looks like a head's: several
+// times as large as any other save.
 void PolicyDecider::warn_of_head(SavedStep& step) {
   if (looked_for_head_.exchange(true)) {
     return;

@@ -25,8 +25,7 @@ class PolicyDecider final : public Decider {
     return std::nullopt;
   }
 
-  // Copies in start at once where steps wait for copies, but never while another of the thread's steps is in use, which
-  // needs the window.
+  // Returns true where steps wait for copies, unless another of the thread's steps is in use, which needs the window.
   [[nodiscard]] bool backward_begins(SavedStep& step) override;
   void backward_is_over(SavedStep& /*step*/, bool /*failed*/) override {}
 

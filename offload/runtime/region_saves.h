@@ -6,7 +6,7 @@
 
 namespace ebb {
 
-// What a checkpointed region saves that a plan keeps.
+// The saves of one checkpointed region that a plan keeps.
 struct RegionSaves {
   const std::uint32_t ordinal;  // the region's, as Candidate::ordinal
   StorageTable table;

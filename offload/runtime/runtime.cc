@@ -61,7 +61,7 @@ void Runtime::log_summary() noexcept {
     for (const std::string& warning : decider_->warnings(now)) {
       log_warning(warning);
     }
-  } catch (...) {  // no memory for it, or a logger that throws
+  } catch (...) {  // no memory for the summary, or a logger that throws
   }
 }
 
@@ -178,7 +178,8 @@ void Runtime::check_window(std::uint64_t bytes) const {
               "tensors by a policy or a NoOpGuard.");
 }
 
-// Reading the kernel's figures takes tens of microseconds, so only when the pool has asked the system for more.
+// Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of
+// microseconds.
 void Runtime::warn_if_host_memory_is_short() {
   const PoolStats pool = tier().pool_stats();
   const std::uint64_t asked = pool.growths + pool.refusals;
@@ -193,7 +194,7 @@ void Runtime::warn_if_host_memory_is_short() {
   log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
               " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
               " are available; saves hold " + human_bytes(pool.capacity_bytes) +
-              (tier().device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds that.");
+              (tier().device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds what saves hold.");
 }
 
 }  // namespace ebb

@@ -23,9 +23,9 @@ namespace ebb {
 class PlannedPolicy;
 struct RegionSaves;
 
-// What an Offloader owns, and what the saves made under its guards keep alive after it: the decider, the steps, and the
-// residency of their storages. Always held by a std::shared_ptr; one made by make_shared_unless_forked if the process
-// may fork.
+// What an Offloader owns, and what the saves made under its guards keep alive after the Offloader: the decider, the
+// steps, and the residency of their storages. A Runtime is always held by a std::shared_ptr, which
+// make_shared_unless_forked makes if the process may fork.
 //
 // Threads: every member may be called from any thread.
 class Runtime : public std::enable_shared_from_this<Runtime> {
@@ -42,7 +42,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Decider& decider() { return *decider_; }
   [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
 
-  // The pointer keeps all of this alive.
+  // The pointer keeps the whole Runtime alive.
   [[nodiscard]] std::shared_ptr<Residency> shared_residency() { return {shared_from_this(), &residency_}; }
 
   void check_process() const { residency_.check_process(); }
@@ -55,8 +55,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(KeptReason reason, const at::Tensor& tensor);
 
-  // Counts bytes of a save that is passed through as held on the device until the result is destroyed, which may be
-  // after this.
+  // Counts the bytes of a save that is passed through as held on the device until the result is destroyed. The result
+  // may outlive the Runtime.
   [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
     return {residency_.ledger().account(), bytes, decider_->passed_through()};
   }
@@ -64,25 +64,25 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // When the copy of a newly saved storage starts.
   enum class Start : std::uint8_t {
     kNow,
-    kWhenFilled,  // the operation that saves it may have yet to fill it: Note [Saved before it is filled] in
+    kWhenFilled,  // once the operation that saves the storage is over: Note [Saved before it is filled] in
                   // deferred_copies.h
   };
 
-  // Saves a movable tensor's storage: finds the copy that exists, or has the decider decide and starts one.
-  // Throws what the decider throws, c10::Error for a storage larger than a window that was set, and what the tier
-  // throws that cannot start the copy. The save is then as if it had not been made.
+  // Saves a movable tensor's storage: finds the SavedStorage of this version, or makes one and has the decider decide.
+  // Throws what the decider throws, c10::Error for a storage larger than Options::window_bytes, and what the tier
+  // throws if it cannot start the copy out. After an exception the save is as if it had not been made.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                                    Start start = Start::kNow);
 
-  // Saves the storage of a tensor that the checkpointed region saves which runs now, and which a plan keeps. The
-  // storage stays, and nobody is asked, unless it is saved already. Storages in `region` are unknown outside of it,
-  // where the policy is asked as if the region had run again.
+  // Saves the storage of a tensor inside a checkpointed region that a plan keeps. A save joins a storage that is saved
+  // already. Any other storage stays, and the policy is not asked. Storages in `region` are unknown outside of the
+  // region: there the policy is asked about them as if the region's function ran a second time.
   [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                                    RegionSaves& region);
 
   [[nodiscard]] std::vector<TraceSpan> take_trace();
 
-  // At the Offloader's end.
+  // Logs the summary and the decider's warnings, at the Offloader's end.
   void log_summary() noexcept;
 
  private:

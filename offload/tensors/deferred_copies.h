@@ -12,24 +12,24 @@ class TieredStorage;
 //
 // Note [Saved before it is filled]
 // An operation may save a tensor first and fill it afterwards: rrelu in training mode does so with its `noise`. A copy
-// that starts at the save would take garbage, and no version tells. Such a tensor was made for the operation, so it has
-// no grad_fn; what has one was computed before, and its copy starts at once. Without a grad_fn the copy is put off
-// until the operation is over: until the thread saves for another node (an operation makes its node before its saves,
-// and nodes are numbered), or until a guard ends on the thread. Until then the storage is held as one that is kept, and
-// that is what a backward that comes first gets.
+// that starts at the save would take garbage, and no version tells. A tensor that is filled later was made for the
+// operation, so it has no grad_fn. A tensor with a grad_fn was computed before, and its copy starts at once. For a
+// tensor without a grad_fn the copy is deferred until the operation is over. The operation is over when the thread
+// saves for another node (an operation makes its node before its saves, and nodes are numbered), or when a guard ends
+// on the thread. Until then the storage stays resident, and a backward that comes first gets the resident bytes.
 //
-// Ownership: entries do not keep their storages alive. A save that is dropped is never copied.
+// Ownership: entries do not keep their storages alive. A storage whose saves have ended is never copied.
 class DeferredCopies {
  public:
   static DeferredCopies& of_this_thread();
 
-  // `saved` must have been told to defer_offload.
+  // Requires that defer_offload has been called on `saved`.
   void add(const std::shared_ptr<TieredStorage>& saved);
 
-  // Starts the copies of operations that are over. What cannot start stays where it is.
+  // Starts the copies of operations that are over. A storage whose copy cannot start stays resident.
   void start_finished() noexcept;
 
-  // Starts all.
+  // Starts all of the thread's deferred copies. A storage whose copy cannot start stays resident.
   void start_all() noexcept;
 
  private:

@@ -26,24 +26,24 @@ using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
 
 struct Entry {
-  Impl tensor;                        // null if it may be taken over, as an operation's own output may from the start
+  Impl tensor;                        // null if AccumulateGrad may take it over; always null for Handing::kCopied
   WeakTensor handed;                  // the same tensor
-  c10::Storage memory;                // its
-  WeakTensor saved;                   // null once nobody has that: it keeps the version counter alive
-  const torch::autograd::Node* node;  // that it was lent to. Only to compare
-  std::thread::id thread;             // on which that ran
+  c10::Storage memory;                // of the tensor
+  WeakTensor saved;                   // null once nobody has the saved tensor, whose version counter this keeps alive
+  const torch::autograd::Node* node;  // to which the tensor was lent. Only to compare
+  std::thread::id thread;             // on which the node ran
   const void* save;                   // LentFrom::save
   bool is_view;                       // LentFrom::is_view
   bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
   [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
 
-  // Nobody has what was saved, nor saves of it: without hooks, too, it would be taken over.
+  // Whether nobody has the saved tensor, nor a save of it: AccumulateGrad would then take it over without hooks, too.
   [[nodiscard]] bool may_be_taken_over() const {
     return is_nobodys || (saved.expired() && saved.weak_use_count() == 1);
   }
 
-  // Its node has run. What a node lets go of while it runs, it may ask for again.
+  // Whether the entry's node has run, on this thread. A running node may ask again for a tensor that it has let go of.
   [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
     return is_of_this_thread() && node != running;
   }
@@ -52,12 +52,13 @@ struct Entry {
 
 }  // namespace
 
-// The tensors that are referred to, of the whole process: a tensor may be lent on one thread and let go of on another.
+// The lent tensors of the whole process to which ebb refers: a tensor may be lent on one thread and let go of on
+// another.
 //
-// A forked child begins anew, without what its parent was lent: the lock may never be released there.
+// A forked child begins with a new instance, because the lock of its parent's may never be released there.
 //
-// Threads: every member may be called from any thread. Tensors are destroyed outside of the lock, for that may end a
-// graph.
+// Threads: every member may be called from any thread. Tensors are destroyed outside of the lock, because their end may
+// end a graph.
 class Lent {
  public:
   static Lent& all() {
@@ -75,7 +76,7 @@ class Lent {
   }
 
   void add(const Impl& tensor, Handing handing, const LentFrom& from) {
-    if (passes_ == 0) {  // nobody takes it over
+    if (passes_ == 0) {  // no backward pass takes the tensor over
       return;
     }
     const MutexLock lock(mutex_);
@@ -84,7 +85,7 @@ class Lent {
     count_ = entries_.size();
   }
 
-  // Before the calling thread's node is lent anything.
+  // Called before the calling thread's node is lent anything.
   void sweep_behind() noexcept {
     const torch::autograd::Node* const running = current_node();
     const bool many = count_ > kMany;
@@ -95,10 +96,10 @@ class Lent {
         Memory::kStays);
   }
 
-  // A save ends.
+  // Called when `save` ends.
   Memories sweep_here(const void* save) noexcept {
     const torch::autograd::Node* const running =
-        current_node();  // this save's, where a node that has run lets go of it
+        current_node();  // the save's node, where that node has run and lets go
     return take(
         [running, save](const Entry& entry) {
           return entry.is_unused() && (entry.is_behind(running) || (entry.save == save && entry.is_of_this_thread()));
@@ -108,7 +109,7 @@ class Lent {
 
   [[nodiscard]] bool anything() const { return count_ != 0; }
 
-  // The tensors stay, for the last of them may own a graph.
+  // Frees memory only. The tensors stay, because the last reference to a tensor may own a graph.
   void free_unused() noexcept {
     static const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::kCPU));
     if (count_ == 0) {
@@ -153,15 +154,16 @@ class Lent {
 
   enum class Memory : bool { kStays, kIsReleased };
 
-  // Lets go of some of those that are done, and then of those that may be taken over. Looks at so many that there is no
-  // end to none of them, however many live. Returns what memory it has released: of the calling thread's tensors that
-  // may be taken over, and share their version counter with nothing. (Elsewhere a tensor may be being changed.)
+  // Lets go of some of the entries that are done, and then of some that may be taken over. Each call looks at a bounded
+  // number of entries, and the next call goes on from there, so that every entry is reached however many live. Returns
+  // the memory that was released: of the calling thread's tensors that may be taken over and share their version
+  // counter with nothing. (Another thread may be changing its tensors.)
   template <typename Done>
   Memories take(const Done& is_done, Memory of_the_others) noexcept {
     if (count_ == 0) {
       return {};
     }
-    let_go_of_done(is_done);  // outside of the lock before the next: they share version counters with the others
+    let_go_of_done(is_done);  // these end first: they share version counters with the others
     return let_go_of_nobodys(of_the_others);
   }
 
@@ -188,7 +190,7 @@ class Lent {
 
   Memories let_go_of_nobodys(Memory memory) noexcept {
     Memories released;
-    c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released, as the next
+    c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released, as is looked_at
     c10::SmallVector<Impl, kAtOnce> looked_at;
     const MutexLock lock(mutex_);
     const std::size_t most = std::min(kMost, entries_.size());
@@ -200,7 +202,7 @@ class Lent {
       }
       if (!std::exchange(entry.is_nobodys, true)) {
         let_go.push_back(std::exchange(entry.tensor, {}));
-        entry.saved = WeakTensor(Impl());  // its tensor has ended already: this ends no graph
+        entry.saved = WeakTensor(Impl());  // the saved tensor has ended already: this ends no graph
       }
       if (memory == Memory::kIsReleased && !entry.is_view && entry.memory && entry.is_of_this_thread()) {
         looked_at.push_back(entry.handed.lock());
@@ -218,8 +220,8 @@ class Lent {
   std::atomic<std::int64_t> passes_{0};
   Mutex mutex_;
   std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);
-  std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;               // to look at: whether it is done
-  std::size_t next_to_take_over_ EBB_GUARDED_BY(mutex_) = 0;  // whether it may be
+  std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;               // the next that let_go_of_done looks at
+  std::size_t next_to_take_over_ EBB_GUARDED_BY(mutex_) = 0;  // the next that let_go_of_nobodys looks at
 };
 
 namespace {
@@ -279,7 +281,7 @@ at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing,
 at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const bool dense = typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage();
-  // One that dispatches to Python is its Python object, which a tensor of ours would not have.
+  // A tensor that dispatches to Python is its Python object, which a lent tensor would not have.
   const bool is_pythons = impl.key_set().has(c10::DispatchKey::Python);
   return dense && !is_pythons ? lend(tensor, tensor.storage(), handing, from) : tensor;
 }

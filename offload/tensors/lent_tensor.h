@@ -15,29 +15,30 @@ namespace ebb {
 // (`is_tensor_stealable` in torch/csrc/autograd/variable.h), whoever else uses the memory. Without hooks, a
 // SavedVariable refers to the very tensor that it hands to backward, and so may the program: a backward that returns a
 // saved tensor has it copied. With hooks, SavedVariable::unpack returns another tensor over the same memory, to which
-// nobody refers; it would be taken over, and who then writes to the gradient (clipping, averaging, accumulation in
-// place) writes to the saved tensor, which other saves and the program may still use.
+// nobody refers, and AccumulateGrad would take over that tensor. A later write to the gradient (clipping, averaging,
+// accumulation in place) would then write to the saved tensor, which other saves and the program may still use.
 //
 // So ebb refers to the tensor that LibTorch makes, as long as without hooks somebody else would refer to the very
-// tensor that was saved: the program does, or a save of it lives, which a weak reference to that tensor shows. LibTorch
-// makes its own by TensorImpl::shallow_copy_and_detach, which is virtual: a lent tensor is of a class of ours, and
-// remembers the copies made of it. They are let go of when their node has run: at the end of their save, at the next
-// node's unpack, where the device has no memory left, and when no backward pass is under way any more. Until then a
-// node that asks for a save again, having let go of what it got, finds that again.
+// tensor that was saved: the program, or another save. A weak reference to the saved tensor shows both. LibTorch makes
+// its tensor by TensorImpl::shallow_copy_and_detach, which is virtual: a lent tensor is of a class of ebb's, and
+// remembers the copies made of it. ebb lets go of these copies when their node has run: at the end of their save, at
+// the next node's unpack, where the device has no memory left, and when no backward pass is under way any more. Until
+// then a node that lets go of what it got and asks for the save again finds the same bytes again.
 //
-// What LibTorch does with a save, hooks or none:
+// How LibTorch hands a saved tensor to backward, with hooks or without:
 enum class Handing : std::uint8_t {
-  kItself,  // a leaf that requires no gradient: what the hook returns is what backward gets
-  kCopied,  // an operation's own output: backward gets a new tensor without hooks, too, which AccumulateGrad takes
-            // over; but the SavedVariable has its memory, to which gradients that meet are then not added in place
-  kLent,    // all else
+  kItself,  // a leaf that requires no gradient: backward gets the very tensor that the hook returns
+  kCopied,  // an operation's own output: without hooks, too, backward gets a new tensor, which AccumulateGrad takes
+            // over; but the SavedVariable has the memory, so LibTorch does not add gradients in place there
+  kLent,    // every other save
 };
 [[nodiscard]] Handing handing_of(const at::Tensor& saved);
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What a tensor is lent from: the save's address, only to compare, and the tensor that was saved. Where that is a view,
-// LibTorch's gradient would be one, too, and hold its base: its memory is never added to in place.
+// The origin of a lent tensor: the save's address, only to compare, and the tensor that was saved. `is_view`: the saved
+// tensor is a view. LibTorch's gradient would then be a view, too, and hold the base, so LibTorch never adds to its
+// memory in place.
 struct LentFrom {
   const void* save;
   const WeakTensor& saved;
@@ -48,35 +49,37 @@ struct LentFrom {
 // Requires a dense tensor (TensorImpl itself).
 [[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from);
 
-// The same over the tensor's own storage. A tensor of another class, or of a Python class that dispatches, is returned
-// as it is.
+// A lent tensor over the storage of `tensor` itself. A `tensor` of another class than TensorImpl, or of a Python class
+// that dispatches, is returned as it is.
 [[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from);
 
-// Refers to a tensor that an unpack hook returns as Handing::kItself, where that is not the program's own tensor.
+// Has ebb refer to a tensor that an unpack hook returns as Handing::kItself, where that tensor is not the program's
+// own.
 void refer_to_lent(const at::Tensor& tensor, const LentFrom& from);
 
-// Lets go of what is not used any more: of other nodes than the one that the calling thread runs, before that is lent
-// anything. Looks at some of the tensors only, at others the next time.
+// Lets go of unused tensors that were lent on the calling thread to other nodes than the node that runs there now. To
+// be called before the running node is lent anything. Each call looks at some of the tensors only, and the next call at
+// others.
 void sweep_lent_behind() noexcept;
 
-// The same, and of what was lent from `save`, where that ends: LibTorch has a node's saves end while the node still
-// counts as the one that runs, and a graph may end inside of a node of another. Returns memory that only backward still
-// uses. Without hooks LibTorch would now add gradients in place there; with hooks LibTorch does so once the
-// caller has released the memory from the stash.
+// Does what sweep_lent_behind does, and lets go of what was lent from `save`, which ends: LibTorch has a node's saves
+// end while the node still counts as the one that runs, and a graph may end inside of another graph's node. Returns
+// memory that only backward still uses. Without hooks LibTorch would now add gradients in place there; with hooks
+// LibTorch does so once the caller has released the memory from the stash.
 using Memories = c10::SmallVector<c10::Storage, 16>;
 Memories sweep_lent_here(const void* save) noexcept;
 
-// Whether any thread was lent anything that has not been let go of: if not, there is nothing to sweep.
+// Whether any lent tensor has yet to be let go of. If none has, a sweep has nothing to do.
 [[nodiscard]] bool anything_is_lent() noexcept;
 
-// Frees the memory of lent tensors that nobody uses, whichever node may still ask for them again: it gets other memory
-// then. The tensors live on, so that no graph ends here: the caller may hold the device allocator's lock. Looks at some
-// of the tensors only.
+// Frees the memory of lent tensors that nobody uses. A node that asks for such a tensor again gets other memory. The
+// tensors live on, so that no graph ends in this call: the caller may hold the device allocator's lock. Each call frees
+// some of the tensors only.
 void free_unused_lent() noexcept;
 
 class Lent;
 
-// Lives during a backward pass.
+// Lives during a backward pass. When no pass of the process is left, all lent tensors are let go of.
 class LendingPass {
  public:
   LendingPass();

@@ -39,7 +39,7 @@ at::Tensor RememberedTensor::recall() const {
   return with_storage(shape_, c10::Storage(std::move(storage)));
 }
 
-// Not by the virtual function: a lent tensor's notes who was lent it.
+// Does not call the virtual function, which for a lent tensor notes the copy as lent.
 at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
   const c10::TensorImpl& original = *tensor.unsafeGetTensorImpl();
   auto copy = original.c10::TensorImpl::shallow_copy_and_detach(original.version_counter(),

@@ -10,17 +10,17 @@
 
 namespace ebb {
 
-// A tensor that somebody else may still hold, or not: all of it but its bytes, which are referred to weakly.
+// Remembers a tensor that somebody else may still hold: everything but the bytes, which are referred to weakly.
 //
 // Threads: the owner locks.
 class RememberedTensor {
  public:
-  // As the calling thread's current stream may use it. Forgets what was remembered before. A tensor that is not one
-  // strided range of a storage is not remembered.
+  // Remembers `tensor` for use on the calling thread's current stream, and forgets the tensor that was remembered
+  // before. A tensor that is not one strided range of a storage is not remembered.
   void remember(const at::Tensor& tensor);
 
-  // Another tensor over the same bytes, if somebody holds them, unwritten, for work on the stream that may use them;
-  // else undefined.
+  // Another tensor over the remembered bytes. Undefined unless somebody still holds the bytes, nobody has written to
+  // them, and the calling thread's current stream is the stream of `remember`.
   [[nodiscard]] at::Tensor recall() const;
 
  private:
@@ -37,7 +37,7 @@ class RememberedTensor {
 };
 
 // A second tensor over `storage` with every other property of `tensor`: sizes, strides, offset, dtype, conjugate and
-// negative bits, and the version counter that it shares with the original.
+// negative bits, and the version counter, which both then share.
 [[nodiscard]] at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage);
 
 }  // namespace ebb

@@ -13,18 +13,20 @@
 namespace ebb {
 namespace {
 
-// Of a torch::autograd::Function.
+// Whether the node is that of a torch::autograd::Function.
 bool is_custom(const torch::autograd::Node& node) { return std::strstr(typeid(node).name(), "CppNode") != nullptr; }
 
-// A view of a parameter is kept whole, as LibTorch keeps it: after a write it alone knows who made what it now shows
-// (VersionCheck). Not if the node that saves it also made it, for then they would own each other: that node is the
-// thread's newest, but for one of a custom function, whose forward may have made others since.
+// Whether the tensor is a view of a leaf that another node made than the node that saves it. Such a view is kept whole,
+// as LibTorch keeps it: after a write the view alone knows which node made what it now shows (VersionCheck). A view
+// that the saving node made is not kept whole, because the two would own each other. The saving node is the thread's
+// newest node, except for a custom function's, whose forward may have made other nodes since.
 bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
   return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr && !is_custom(*tensor.grad_fn()) &&
          tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
 }
 
-// Detached from its history unless it is a leaf: an operation that saves its own output would own itself for ever.
+// The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
+// itself for ever.
 at::Tensor held(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
   if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
     return tensor;
@@ -33,7 +35,7 @@ at::Tensor held(const at::Tensor& tensor, Handing handing, const LentFrom& from)
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
-// Whether a SavedVariable would: it would hold the view.
+// Whether a SavedVariable would hold the tensor's base, because it would hold the view.
 bool holds_base(const at::Tensor& saved, Handing handing) { return handing != Handing::kCopied && saved.is_view(); }
 
 WeakTensor base_of(const at::Tensor& saved, Handing handing) {
@@ -111,8 +113,9 @@ at::Tensor SavedTensor::get() {
 
 LentFrom SavedTensor::lent_from() const { return {this, version_.weak(), base_.weak_use_count() != 0}; }
 
-// In place of the tensor that was saved, of which there is only one without hooks: the program may have kept it as a
-// gradient, and may ask for it once more.
+// The tensor to hand out in place of a saved tensor that the program no longer has. A tensor that was handed out before
+// and still lives over this storage is handed out again: without hooks there is only one tensor, which the program may
+// have kept as a gradient and may ask for once more.
 at::Tensor SavedTensor::itself(c10::Storage storage) {
   at::Tensor lent = with_storage(tensor_, storage);
   at::Tensor known;  // destroyed after the lock is released

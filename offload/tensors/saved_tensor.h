@@ -17,38 +17,42 @@ namespace ebb {
 // and flags beside one use of that storage.
 //
 // Note [The very tensor]
-// Without hooks a SavedVariable holds the tensor that was saved, unless the operation made it, and hands out that very
-// one. What the program has done to it since that no version tells, such as set_data, is seen by backward. So where the
-// program still has the tensor, and it is a leaf without gradient or has been given other data, it is what a use gets.
+// Without hooks a SavedVariable holds the very tensor that was saved, unless the operation made that tensor, and hands
+// it out. Backward then sees what the program has done to the tensor without moving its version, such as set_data. So a
+// use gets the very tensor where the program still has the tensor, and the tensor is a leaf without gradient or has
+// been given other data.
 //
 // Threads: as SavedStorage::Use.
 class SavedTensor {
  public:
-  // `saved` as it is. To be made while autograd saves it: what kind of save that is shows then only.
+  // Holds `saved` as it is. Must be made while autograd saves the tensor: only then does the kind of save (Handing)
+  // show.
   explicit SavedTensor(const at::Tensor& saved);
 
-  // `saved` without its bytes: `storage` has them.
+  // Holds `saved` without its bytes, which `storage` has.
   SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage);
 
-  // One more save of the same tensor, for a recipe: what was saved, whatever becomes of the tensor. Null if the tensor
-  // has been resized or given other data since it was saved. Throws c10::Error if it has been written to, and in a
-  // forked child.
+  // Another save of the tensor, for a recipe. This save has the memory that was saved, whatever becomes of the tensor.
+  // Null if the tensor has been resized or given other data since it was saved. Throws c10::Error if the tensor has
+  // been written to, and in a forked child.
   [[nodiscard]] std::unique_ptr<SavedTensor> for_recipe() const;
 
   SavedTensor(const SavedTensor&) = delete;
   SavedTensor& operator=(const SavedTensor&) = delete;
 
   // Exactly the tensor that was saved, ready for work on the calling thread's current stream, for an unpack hook to
-  // return. Throws c10::Error if it has been written to since it was saved; else as SavedStorage::Use::get.
+  // return. Throws c10::Error if the tensor has been written to since it was saved, and what SavedStorage::Use::get
+  // throws.
   [[nodiscard]] at::Tensor get();
 
-  // The same for a recipe to compute from. Also throws c10::Error if the memory was resized or swapped.
+  // The tensor that was saved, for a recipe to compute from. Throws what `get` throws, and c10::Error if the memory has
+  // been resized or swapped.
   [[nodiscard]] at::Tensor get_for_recipe();
 
-  // As `get`, but where the bytes may be elsewhere the tensor has none.
+  // The tensor's sizes, strides, offset and flags. Where the storage may leave the device, the result has no bytes.
   [[nodiscard]] const at::Tensor& shape() const { return tensor_; }
 
-  // Where the bytes are, if they may be elsewhere; else null.
+  // The storage that has the bytes, if they may leave the device; else null.
   [[nodiscard]] SavedStorage* storage() const { return use_ ? use_->storage().get() : nullptr; }
 
   // How many recipes have to be run one inside the other to have the bytes.
@@ -63,15 +67,15 @@ class SavedTensor {
 
   const VersionCheck version_;
   const Handing handing_;
-  const WeakTensor base_;  // of a view, which a SavedVariable would hold: Note [Lent tensors]
+  const WeakTensor base_;  // a view's base, which a SavedVariable would hold: Note [Lent tensors]
   const at::Tensor tensor_;
-  const void* const data_;   // of the tensor's memory at its save, if it is held as it is
-  const std::size_t bytes_;  // as data_
+  const void* const data_;   // of the tensor's memory at its save; null without bytes
+  const std::size_t bytes_;  // size of that memory
   std::optional<SavedStorage::Use> use_;
 
-  static inline Mutex handed_mutex_;  // of all saves; held over nothing
+  static inline Mutex handed_mutex_;  // shared by all saves; no lock is taken under it
   WeakTensor handed_ EBB_GUARDED_BY(handed_mutex_){
-      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // as Handing::kItself
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};  // handed out last as Handing::kItself
 };
 
 }  // namespace ebb

@@ -51,8 +51,8 @@ at::Tensor VersionCheck::saved() const {
   return alive ? at::Tensor(std::move(alive)) : at::Tensor();
 }
 
-// LibTorch names the node that made what the tensor holds now, unless the saving node saved its own output: then it
-// names that node, which is the one that runs while its saves are unpacked.
+// The node that LibTorch's error names: the node that made what the tensor holds now. If the saving node saved its own
+// output, LibTorch names the saving node, which is the node that runs while its saves are unpacked.
 std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
   std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
   if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {

@@ -15,11 +15,11 @@ struct Node;
 
 namespace ebb {
 
-// Whether a saved tensor has been written to since it was saved.
+// Checks whether a saved tensor has been written to since it was saved.
 //
 // Note [Versions are ours to check]
-// SavedVariable::unpack compares versions only for saves without hooks; once a hook is installed, nobody would notice
-// an in-place write to a saved tensor, offloaded or not, and the gradient would be wrong in silence.
+// SavedVariable::unpack compares versions only for saves without hooks. Once a hook is installed, nobody else would
+// notice an in-place write to a saved tensor, offloaded or not, and the gradient would be wrong in silence.
 class VersionCheck {
  public:
   // Takes the version of `saved` as the one to expect.
