@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kNotToLearnFrom = 0;  // policies number steps from 1
 
-// Steps that are recorded on several threads ask one at a time.
+// `meter`, with calls from several threads made one at a time.
 DeviceMeter one_at_a_time(DeviceMeter meter) {
   if (!meter) {
     return meter;
@@ -50,7 +50,8 @@ std::shared_ptr<StepRecorder> PlanLifecycle::step_begun() {
   return step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr;
 }
 
-// Evaluation is recorded too, and gives none: a few are nothing to speak of.
+// Counts a step that is to be recorded, and warns once when many in a row gave no record. A forward pass of evaluation
+// is recorded too and gives no record, so a few such steps are usual.
 void PlanLifecycle::count_unrecorded() {
   constexpr int kMany = 20;
   if (++unrecorded_ == kMany) {

@@ -47,7 +47,7 @@ class AdaptiveLimits final : public StepLimits {
   const StallMonitor& stall_monitor_;
 };
 
-// The limits of the step's plan. A step without a plan has no plan's limits and takes the least memory: stash and
+// The limits of the step's plan. A step without a plan takes the least memory: stash and
 // window hold one storage at a time.
 class PlannedLimits final : public StepLimits {
  public:
