@@ -67,7 +67,7 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   void may_be_evicted(c10::Stream stream);
 
   // kResident -> kOffDevice. Returns false where the storage is not resident, waits for a deferred copy, has changed
-  // since its save, is used by others too, is locked by another thread, or finds no room in the tier.
+  // since its save, is used by others too, is locked, or finds no room in the tier.
   [[nodiscard]] bool evict(c10::Stream stream) override;
 
   // kResident -> kOffDevice: starts the copy out, behind the work given to `stream` so far, and hands the source to the
