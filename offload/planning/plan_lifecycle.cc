@@ -130,8 +130,8 @@ std::optional<PlanReport> PlanLifecycle::report() const {
 std::string PlanLifecycle::explain() const {
   const std::optional<PlannedPolicy::Known> known = policy_->last_plan();
   if (!known) {
-    return "no plan yet: it takes " + std::to_string(PlannedPolicy::kRecordedSteps) +
-           " steps of a kind to make one, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
+    return "no plan yet: a plan takes " + std::to_string(PlannedPolicy::kRecordedSteps) +
+           " steps of a kind, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
            " (Options::planned_minimum_bytes)\n";
   }
   return explain_plan(*known, policy_->goal(), *report());
