@@ -11,8 +11,8 @@ void log_info(std::string_view message) noexcept;
 void log_debug(std::string_view message) noexcept;
 [[nodiscard]] bool debug_log_wanted();
 
-// Called while an object is made that logs in its destructor and may be a static object: has log_warning() and the
-// others notice the logger's end, and so keeps that destructor from logging after it.
+// Called in the constructor of an object that logs in its destructor. If the object is static, the logger then ends
+// after the object.
 void keep_log_alive();
 
 }  // namespace ebb
