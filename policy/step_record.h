@@ -22,8 +22,8 @@ struct StorageRecord {
   Recompute recompute = Recompute::kNo;
   double recompute_ms = 0;              // the time of the recipe's operation alone, with its inputs on the device
   std::uint64_t recompute_bytes = 0;    // the memory that the operation takes besides its inputs and its result
-  std::vector<std::uint32_t> inputs{};  // what its recipe takes, as indices into StepRecord::storages, each below its
-                                        // own; without inputs that stay on the device anyway
+  std::vector<std::uint32_t> inputs{};  // the recipe's inputs, as indices into StepRecord::storages, each below the
+                                        // storage's own; without inputs that stay on the device anyway
 };
 
 // The record of one forward and backward pass, from which a plan is made.

@@ -13,8 +13,8 @@ namespace ebb {
 struct StashSchedule {
   std::vector<std::uint64_t> after_save;  // by storage, in the order of saving: the bound until the next save or
                                           // backward. 0 after saves that backward itself makes
-  std::uint64_t in_backward = 0;  // the bound while backward runs: the host may be far before the
-                                  // device, and lets go only of sources that it knows to be copied
+  std::uint64_t in_backward = 0;          // the bound while backward runs: the host may be far ahead of the
+                                          // device, and lets go only of sources that it knows to be copied
 };
 
 // The copies in, and the bounds under which each copy may start.

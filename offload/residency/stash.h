@@ -15,7 +15,7 @@ namespace ebb {
 
 // Sources whose copies out may still be under way: device memory that cannot be freed before its copy is done. The
 // stash is bounded in bytes: over the bound, the compute stream waits for the oldest copy. The wait costs time but
-// bounds memory, however far the host runs before the device.
+// bounds memory, however far the host runs ahead of the device.
 //
 // Threads: every member may be called from any thread.
 class Stash {
