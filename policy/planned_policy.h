@@ -124,7 +124,7 @@ class PlannedPolicy final : public Policy {
   bool recording_ = false;      // the step that has begun is recorded, and follows no plan
   bool strayed_ = false;        // the step that has begun is like no plan
   bool too_long_ = false;       // the step that has begun, or the one before, has saved more than kMostStorages
-  bool met_long_step_ = false;  // any step has
+  bool met_long_step_ = false;  // any step so far has saved more than kMostStorages
 };
 
 }  // namespace ebb

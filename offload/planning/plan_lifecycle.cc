@@ -41,8 +41,8 @@ std::shared_ptr<StepRecorder> PlanLifecycle::step_begun() {
   const std::optional<std::uint64_t> step = policy_->recorded_step();
   if (policy_->met_long_step() && !std::exchange(warned_of_long_step_, true)) {
     log_warning("Options::device_budget: a step saved more than " + std::to_string(PlannedPolicy::kMostStorages) +
-                " tensors, as many as are planned, or forward passes without a backward did while one save lived. "
-                "In such steps everything moves or is recomputed.");
+                " tensors, the most that are planned; forward passes without a backward count together while one of "
+                "their saves lives. In a step of that many tensors everything moves or is recomputed.");
   }
   if (step) {
     count_unrecorded();

@@ -68,7 +68,7 @@ class StepRecorder {
   // Notes that the storage stays on the device, whatever the policy has decided.
   void kept(std::uint32_t index) noexcept;
 
-  // Note that an operation's backward asks for the storage, and that the storage's last save has ended. A storage that
+  // Mark that an operation's backward asks for the storage, and that the storage's last save has ended. A storage that
   // the program still holds when backward asks for it costs no memory to keep, so its record has no bytes.
   void needed(std::uint32_t index) noexcept;
   void released(std::uint32_t index) noexcept;
@@ -146,8 +146,8 @@ class StepRecorder {
 
   mutable Mutex mutex_;
   std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> in_use_
-      EBB_GUARDED_BY(mutex_);                           // storages in the forward pass's use; some may be idle by now
+  // The storages that the forward pass uses; some may be idle by now.
+  std::vector<std::uint32_t> in_use_ EBB_GUARDED_BY(mutex_);
   std::size_t next_in_use_ EBB_GUARDED_BY(mutex_) = 0;  // the index in in_use_ that the next mark looks at first
   std::vector<Mark> marks_ EBB_GUARDED_BY(mutex_);
   std::optional<c10::Stream> stream_ EBB_GUARDED_BY(mutex_);

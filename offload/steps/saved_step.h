@@ -131,8 +131,8 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
     std::uint64_t bytes;
     std::uint32_t ordinal;
     std::uint64_t used_in = 0;  // the last pass over the graph that has used the storage
-    bool gone = false;
-    bool prefetched = false;  // the id is in unclaimed_
+    bool gone = false;          // the storage ended before backward began
+    bool prefetched = false;    // the id is in unclaimed_
   };
 
   static constexpr std::uint64_t kFirstPass = 1;
@@ -163,27 +163,28 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;          // storages and regions that have begun and not ended
   std::uint64_t saved_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // of the offloaded storages
   std::uint64_t largest_bytes_ EBB_GUARDED_BY(mutex_) = 0;
-  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) =
-      0;  // of the storages that backward saved and that live
+  // Of the storages that backward saved and that live.
+  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) = 0;
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;
   std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);  // sorted by id; fixed by the first use
-  mutable std::optional<std::uint64_t> signature_
-      EBB_GUARDED_BY(mutex_);                    // of entries_; nullopt until signature_locked()
+  // Of entries_; nullopt until signature_locked() is called.
+  mutable std::optional<std::uint64_t> signature_ EBB_GUARDED_BY(mutex_);
   std::size_t gone_ EBB_GUARDED_BY(mutex_) = 0;  // how many entries have ended
   LastSave last_save_ EBB_GUARDED_BY(mutex_);
   std::shared_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::shared_ptr<const Plan> plan_ EBB_GUARDED_BY(mutex_);
   std::optional<c10::Stream> last_stream_ EBB_GUARDED_BY(mutex_);  // of the last storage that was appended
-  std::vector<std::uint32_t> order_
-      EBB_GUARDED_BY(mutex_);  // the expected access order, as indices of entries_; fixed by the first use
+  // The expected access order, as indices of entries_; fixed by the first use.
+  std::vector<std::uint32_t> order_ EBB_GUARDED_BY(mutex_);
   std::vector<std::uint32_t> rank_ EBB_GUARDED_BY(mutex_);  // the position of each entry in order_
-  std::vector<std::uint32_t> observed_
-      EBB_GUARDED_BY(mutex_);  // the access order of the first pass, as indices of entries_
+  // The access order of the first pass, as indices of entries_.
+  std::vector<std::uint32_t> observed_ EBB_GUARDED_BY(mutex_);
   std::uint64_t pass_ EBB_GUARDED_BY(mutex_) = kFirstPass;
-  std::vector<std::uint32_t>
-      part_of_;  // with a plan: by ordinal, the part of backward that the candidate's need begins
-  std::vector<std::uint32_t> last_part_
-      EBB_GUARDED_BY(mutex_);  // with a plan: for each rank of order_, CopyIn::last_part or kNotPlanned
+  // With a plan: by ordinal, the part of backward that the candidate's need begins. Written under mutex_, and never
+  // once backward has begun.
+  std::vector<std::uint32_t> part_of_;
+  // With a plan: for each rank of order_, CopyIn::last_part or kNotPlanned.
+  std::vector<std::uint32_t> last_part_ EBB_GUARDED_BY(mutex_);
   std::optional<RangeMinimum> held_bytes_ EBB_GUARDED_BY(mutex_);  // with a plan: PrefetchSchedule::held_bytes
   std::uint32_t part_ EBB_GUARDED_BY(mutex_) = 0;                  // with a plan: the part that backward has come to
   std::size_t prefetched_to_ EBB_GUARDED_BY(mutex_) = 0;  // every unused storage of a lower rank has been prefetched
