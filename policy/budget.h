@@ -8,25 +8,26 @@ namespace ebb {
 
 inline constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
-// What a plan is to reach. Device memory is all that the process has from LibTorch's allocator on that device,
-// parameters and gradients included, at its peak.
+// The goals that a plan may have. Device memory means the peak of all memory that the process has from LibTorch's
+// allocator on the device, including parameters and gradients.
 
-// As fast as possible within so many bytes.
+// The goal of the shortest step within `bytes` of device memory.
 struct DeviceBytes {
   std::uint64_t bytes = kUnlimited;
 };
 
-// The least memory for at most this fraction more time than with all kept: 0.02 is two percent.
+// The goal of the least memory in a step that takes at most this fraction more time than with everything kept: 0.02 is
+// two percent.
 struct Slowdown {
   double fraction = 0;
 };
 
-// The least memory at any cost in time.
+// The goal of the least memory, however long the step takes.
 struct LeastMemory {};
 
 using Goal = std::variant<DeviceBytes, Slowdown, LeastMemory>;
 
-// As DeviceBytes: what the process has on the device already, and this share of what is free there.
+// The goal DeviceBytes, of the memory that the process already has on the device and this share of the free memory.
 struct ShareOfFree {
   double share = 1;
 };

@@ -8,11 +8,12 @@
 
 namespace ebb {
 
-// What the user's function wants offloaded goes to the inner policy; what it keeps is kept, and what it recomputes is
-// recomputed. The operation is filled in; what recomputing takes is if the inner policy needs it, as recompute() does.
+// Asks the user's function about each storage. A storage that the function wants offloaded goes to the inner policy;
+// kKeep and kRecompute are the final decision. Candidate::operation is filled in for the function, and
+// Candidate::recompute if the inner policy needs it, as recompute() does.
 //
-// Threads, errors: as Policy. The function is called from any thread, never from two at once; what it throws reaches
-// the forward pass.
+// Threads, errors: as Policy. The function is called from any thread, never from two at once; an exception of the
+// function reaches the forward pass.
 class Callback final : public Wrapper {
  public:
   using Function = std::function<Decision(const Candidate&)>;

@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// Offloads every storage: what the other policies wrap by default.
+// Offloads every storage. The other policies wrap this policy by default.
 class Everything final : public Policy {
  public:
   void begin_step() override {}
@@ -17,7 +17,7 @@ class Everything final : public Policy {
 
 [[nodiscard]] std::shared_ptr<Policy> offload_everything();
 
-// Keeps every storage: what then moves is what is evicted when the device has no memory left
+// Keeps every storage, so bytes move only by eviction when the device has no memory left
 // (Options::evict_when_out_of_memory).
 class KeepEverything final : public Policy {
  public:

@@ -22,7 +22,8 @@ class GoalPlanner {
     return plan;
   }
 
-  // With compute waiting for every copy nothing takes less memory. If that can be had without, the better.
+  // A limit of 0 makes compute wait for every copy, and no plan takes less memory. A faster plan with the same peak is
+  // better.
   Plan operator()(const LeastMemory& /*goal*/) const {
     Plan least = within(0);
     Plan plan = within(least.predicted.peak_bytes);
@@ -38,7 +39,7 @@ class GoalPlanner {
     const double most_ms = best.predicted.step_ms * (1 + goal.fraction);
     std::uint64_t enough = best.predicted.peak_bytes;
     std::uint64_t too_little = (*this)(LeastMemory{}).predicted.peak_bytes;
-    constexpr std::uint64_t kParts = 1000;  // of the way between them, to which the result is exact
+    constexpr std::uint64_t kParts = 1000;  // the result is exact to this part of the way from `too_little` to `enough`
     const std::uint64_t exact = std::max<std::uint64_t>((enough - std::min(enough, too_little)) / kParts, 1);
     while (too_little < enough && enough - too_little > exact) {
       const std::uint64_t middle = too_little + (enough - too_little) / 2;

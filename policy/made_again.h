@@ -8,17 +8,17 @@
 
 namespace ebb {
 
-// Which storages recipes have made by now, in a walk through a step under some decisions.
+// The storages that recipes have made so far, in a walk through a step under given decisions.
 class MadeAgain {
  public:
-  // Both must outlive this.
+  // `record` and `decisions` must outlive this object.
   MadeAgain(const StepRecord& record, const std::vector<Decision>& decisions)
       : record_(record), decisions_(decisions), made_(decisions.size()) {}
 
   [[nodiscard]] bool contains(std::uint32_t storage) const { return made_[storage]; }
 
-  // Makes `storage`, if that is to be recomputed and has not been yet, and before it what its recipe takes. Calls
-  // each(made) for every storage that is made, a StorageRecord, in that order.
+  // Makes `storage`, if it is to be recomputed and has not been made yet; the recipe's inputs are made first. Calls
+  // each(made), with the StorageRecord, for every storage that is made, in the order of making.
   template <typename Each>
   void add(std::uint32_t storage, const Each& each) {
     if (decisions_[storage] != Decision::kRecompute || made_[storage]) {

@@ -8,10 +8,11 @@
 
 namespace ebb {
 
-// The smallest storage worth a copy. Measured on an H200 over PCIe gen5 x16 (bench/results/h200/link.json): besides its
-// bytes a copy costs the link 2 to 3 us, and the host 2, so that copies of 256 KiB reach 36 of the link's 55 GB/s one
-// after another, and of 1 MiB 48. Batches make smaller ones worth while for the link, not for the host. Little is lost
-// by keeping them: in a Llama-3-8B layer the saves below 1 MiB are 10 MB of 13 GB.
+// The smallest storage that is worth a copy. Measured on an H200 over PCIe gen5 x16 (bench/results/h200/link.json):
+// besides its bytes a copy costs the link 2 to 3 us, and the host 2 us. So copies one after another reach 36 of the
+// link's 55 GB/s at 256 KiB each, and 48 GB/s at 1 MiB each. Batches make smaller copies worth while for the link, but
+// not for the host. Little is lost by keeping smaller storages: in a Llama-3-8B layer the saves below 1 MiB are 10 MB
+// of 13 GB.
 inline constexpr std::uint64_t kDefaultMinimumBytes = 1 << 20;
 
 // Keeps storages smaller than `bytes`.

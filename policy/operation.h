@@ -17,8 +17,8 @@ class Operation final : public Wrapper {
  public:
   using Names = std::set<std::string, std::less<>>;
   enum class Listed : std::uint8_t {
-    kPass,  // the named ones go to the inner policy, the others are kept
-    kKeep,  // the named ones are kept, the others go to the inner policy
+    kPass,  // storages of named operations go to the inner policy, the others are kept
+    kKeep,  // storages of named operations are kept, the others go to the inner policy
   };
 
   Operation(const char* factory, Listed listed, Names names, std::shared_ptr<Policy> inner);
@@ -30,11 +30,11 @@ class Operation final : public Wrapper {
   const Names names_;
 };
 
-// Keeps what none of these operations made. Throws std::invalid_argument if `inner` is null.
+// Keeps every storage that none of these operations made. Throws std::invalid_argument if `inner` is null.
 [[nodiscard]] std::shared_ptr<Policy> only_operations(Operation::Names names,
                                                       std::shared_ptr<Policy> inner = offload_everything());
 
-// Keeps what one of these operations made. Throws std::invalid_argument if `inner` is null.
+// Keeps every storage that one of these operations made. Throws std::invalid_argument if `inner` is null.
 [[nodiscard]] std::shared_ptr<Policy> except_operations(Operation::Names names,
                                                         std::shared_ptr<Policy> inner = offload_everything());
 

@@ -9,37 +9,37 @@
 
 namespace ebb {
 
-// What a plan must fit into.
+// The limits that a plan must fit within.
 struct Limits {
   std::uint64_t device_bytes = kUnlimited;  // of all device memory, at any time of the step
   std::uint64_t host_bytes = kUnlimited;    // of what is offloaded, at once
 };
 
-// How fast copies are. Measured on the machine (bench/link).
+// How fast copies are, each way. The runtime measures the rates on its machine, as bench/link does.
 struct LinkRates {
   double out_bytes_per_ms = 55e6;
   double in_bytes_per_ms = 55e6;
-  double ms_per_copy = 0.003;  // besides its bytes
+  double ms_per_copy = 0.003;  // the fixed cost of a copy, besides its bytes
 };
 
-// What a step costs under certain decisions.
+// The cost of a step under given decisions.
 struct Prediction {
   double step_ms = 0;
-  double stalled_ms = 0;              // of that, waits of the compute stream for copies
-  double recompute_ms = 0;            // of that, operations that run once more
-  std::uint64_t peak_bytes = 0;       // of all device memory
-  std::uint64_t kept_bytes = 0;       // of the storages, by decision
-  std::uint64_t offloaded_bytes = 0;  //
+  double stalled_ms = 0;         // the part of step_ms in which the compute stream waits for copies
+  double recompute_ms = 0;       // the part of step_ms in which recipes run
+  std::uint64_t peak_bytes = 0;  // of all device memory
+  std::uint64_t kept_bytes = 0;  // of the storages, by decision; so are the next two
+  std::uint64_t offloaded_bytes = 0;
   std::uint64_t recomputed_bytes = 0;
 };
 
-// What becomes of each storage of a StepRecord.
+// A decision for each storage of a StepRecord, and the schedule of the copies.
 struct Plan {
   std::vector<Decision> decisions;
   Prediction predicted;
-  std::uint64_t device_bytes = kUnlimited;  // the limit that it is made for
-  TransferSchedule schedule;                // for copies, within that
-  bool fits = false;                        // false: no plan was found that is within it, or within the host's
+  std::uint64_t device_bytes = kUnlimited;  // the limit that the plan is made for
+  TransferSchedule schedule;                // of the copies, within device_bytes
+  bool fits = false;                        // false: no plan was found within device_bytes and the host's limit
 };
 
 }  // namespace ebb

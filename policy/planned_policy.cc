@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxOpenRecords = 4;
 
-// Steps that are recorded for one that has strayed: it need not be each of them.
+// How many of the next steps may be recorded to find one that is like a step that has strayed.
 constexpr int kPatience = 8;
 
 bool planned(const PlannedPolicy::Known& known) { return known.plan != nullptr; }
@@ -37,7 +37,7 @@ LinkRates slower(LinkRates rates, double slowdown) {
   return rates;
 }
 
-// What takes the least memory.
+// The decision that takes the least memory.
 Decision safe(const Candidate& candidate) {
   return candidate.recompute == Recompute::kNo ? Decision::kOffload : Decision::kRecompute;
 }
@@ -63,7 +63,7 @@ void PlannedPolicy::begin_step() {
   ++step_;
 }
 
-// Evaluation, or a graph that was thrown away: no backward was recorded, and none is expected to be.
+// The forward pass was evaluation, or its graph was dropped: no record of the step will come.
 void PlannedPolicy::drop_step() {
   recording_ = false;
   forget_step();
@@ -134,8 +134,8 @@ void PlannedPolicy::make_plan_of(Known& known) const {
   known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
 }
 
-// How much slower copies were than the plan takes them to be, if a step that followed it took so long; 1 if that is
-// within a few percent of what is predicted, or copies do not explain it.
+// The factor by which copies were slower than the plan assumes, if a step that followed the plan took `step_ms`.
+// Returns 1 if `step_ms` is within a few percent of the prediction, or if slower copies do not explain `step_ms`.
 double PlannedPolicy::slowdown_that_explains(const Known& known, double step_ms) const {
   constexpr double kNear = 0.05;
   constexpr double kMost = 16;
@@ -157,7 +157,7 @@ double PlannedPolicy::slowdown_that_explains(const Known& known, double step_ms)
 }
 
 void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms) {
-  constexpr double kNear = 0.01;  // to the record
+  constexpr double kNear = 0.01;  // a difference from the record that counts as none
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
   if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
     return;
@@ -194,8 +194,8 @@ bool PlannedPolicy::follows(const Known& known, std::size_t position) const {
   return position < known.signature.size() && known.signature[position] == seen_[position];
 }
 
-// Follows a plan that has begun like this step: the present one, which is known to but for the last storage, or
-// another.
+// Makes the step follow a plan whose storages begin with those of the step so far. The present plan stays if it goes on
+// with the storage that was saved last. Returns false if there is no such plan.
 bool PlannedPolicy::choose_plan() {
   if (following_ != nullptr && follows(*following_, seen_.size() - 1)) {
     return true;

@@ -16,26 +16,28 @@
 
 namespace ebb {
 
-// Decides by a plan for the step: what fits is kept, the rest moves or is recomputed, whatever costs least.
+// Decides by a plan for the step: storages that fit are kept, and each of the others is offloaded or recomputed,
+// whichever costs less.
 //
 // Note [Recorded and planned steps]
-// A step is known by its signature: the bytes and the operation of each storage, in order. (Not by whether it can be
-// recomputed: that depends on what was decided about those it is computed from.) Under one that is new everything that
-// can be is recomputed and the rest moves, which takes the least memory, and the runtime records when each storage is
-// saved and needed. The second such step is planned from: the first one also loads kernels and makes host memory ready.
-// A step that turns out not to be the expected one follows another plan if one has begun like it, else it goes on as a
-// new one does, and the next steps are recorded until it has a plan. A few plans are kept side by side (training and
-// evaluation, buckets of sequence length), the longest unused forgotten first.
+// A step is known by its signature: the bytes and the operation of each storage, in order. (The signature leaves out
+// whether a storage can be recomputed, because that depends on the decisions about the recipe's inputs.) In a step with
+// a new signature every storage that can be recomputed is recomputed and the rest is offloaded, which takes the least
+// memory, and the runtime records when each storage is saved and needed. The plan is made from the second such step,
+// because the first step also loads kernels and makes host memory ready. A step that strays from its plan follows
+// another plan if the step has begun like that plan. Otherwise the step goes on as a step with a new signature does,
+// and the next steps are recorded until the strayed step has a plan. A few plans are kept side by side (training and
+// evaluation, buckets of sequence length); the plan that was unused longest is forgotten first.
 //
-// Threads: as Policy; `recorded_step` and `learn` too.
+// Threads: as Policy; this holds for `recorded_step` and `learn`, too.
 class PlannedPolicy final : public Policy {
  public:
   static constexpr std::size_t kMaxPlans = 16;
-  static constexpr int kRecordedSteps = 2;  // of a signature, before it is planned
-  static constexpr int kCorrections = 2;    // of a plan
+  static constexpr int kRecordedSteps = 2;  // how many steps of a signature are recorded before a plan is made
+  static constexpr int kCorrections = 2;    // how often a plan may be made again
 
-  // `host_bytes`: the most that may be offloaded at once. Storages of fewer than `least_bytes` are kept, and are other
-  // memory to the plan.
+  // `host_bytes`: the most bytes that may be offloaded at once. Storages of fewer than `least_bytes` are kept, and
+  // count as other memory in the plan.
   PlannedPolicy(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
                 std::uint64_t least_bytes = kDefaultMinimumBytes);
 
@@ -46,28 +48,32 @@ class PlannedPolicy final : public Policy {
   [[nodiscard]] bool needs_recompute() const override { return true; }
   [[nodiscard]] std::uint64_t least_bytes() const override { return least_bytes_; }
 
-  // The number of the step that has begun, if it is to be recorded.
-  // A step may have no end: one save that lives on, and forward passes without a backward. One that saves more than so
-  // many storages is neither recorded nor planned.
+  // The most storages of a step that is recorded or planned. A step may have no end: while one save lives, all forward
+  // passes without a backward belong to the save's step.
   static constexpr std::size_t kMostStorages = std::size_t{1} << 15;
+
+  // Whether any step so far has saved more than kMostStorages.
   [[nodiscard]] bool met_long_step() const { return met_long_step_; }
 
+  // The number of the step that has begun, if that step is to be recorded.
   [[nodiscard]] std::optional<std::uint64_t> recorded_step() const;
 
-  // What was recorded of that step, its storages those that were asked about, in that order. One that is not a recorded
-  // step's, or has another number of storages, is ignored: it was dropped, or is too old.
+  // Takes the record of a step; the record's storages are the candidates that decide() was asked about, in that order.
+  // A record of a step that is not being recorded, because the step was dropped or is too old, or a record with another
+  // number of storages, is ignored.
   void learn(std::uint64_t step, const StepRecord& record);
 
-  // A step that followed `plan` took `step_ms`, and would have taken `end_ms` without what ebb added to it. If the
-  // latter is not what was recorded, the plan is made again with all times in proportion; and if the step was far
-  // slower than that explains, with copies as much slower as explain it. At most kCorrections times.
+  // Notes that a step which followed `plan` took `step_ms`, and would have taken `end_ms` without the waits and recipes
+  // that ebb added. If `end_ms` differs from the record's, the plan is made again with all recorded times scaled in
+  // proportion. If the step was still far slower than predicted, the plan is made again with copies slower by the
+  // factor that explains the difference. A plan is made again at most kCorrections times.
   void correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms);
 
-  // The plan that the present step follows; null if it follows none. A storage's index in it is how many storages of at
-  // least least_bytes(), and regions, the step had asked about before.
+  // The plan that the present step follows; null if the step follows none. A storage's index in the plan is the number
+  // of regions, and of storages of at least least_bytes(), that the step had asked about before.
   [[nodiscard]] std::shared_ptr<const Plan> plan() const;
 
-  // A storage of a step, as it is recognised.
+  // The facts by which a storage of a step is recognised.
   struct Key {
     std::uint64_t bytes = 0;
     std::string operation;
@@ -75,19 +81,21 @@ class PlannedPolicy final : public Policy {
   };
   using Signature = std::vector<Key>;
 
-  // The plan that was followed or made last, with what it was made from; nullopt if there is none yet.
+  // A signature, with the last record of a step that has it, and its plan.
   struct Known {
     Signature signature;
     int records = 0;
-    StepRecord record{};  // the last, corrected
+    StepRecord record{};  // of the last recorded step, with times as corrected
     int corrections = 0;
-    double copy_slowdown = 1;            // over the rates that were measured
-    std::shared_ptr<const Plan> plan{};  // once there are enough records
+    double copy_slowdown = 1;            // the factor by which copies are slower than measured
+    std::shared_ptr<const Plan> plan{};  // null until there are enough records
   };
+
+  // The plan that was followed or made last, with what the plan was made from; nullopt if there is no plan yet.
   [[nodiscard]] std::optional<Known> last_plan() const;
   [[nodiscard]] const Goal& goal() const { return goal_; }
 
-  // What its plan is made with.
+  // The rates that the plan of `known` is made with.
   [[nodiscard]] LinkRates rates(const Known& known) const;
 
  private:
@@ -105,18 +113,18 @@ class PlannedPolicy final : public Policy {
   const LinkRates rates_;
   const std::uint64_t least_bytes_;
 
-  std::list<Known> known_;                       // the last used first
+  std::list<Known> known_;                       // the last used comes first
   std::map<std::uint64_t, Signature> recorded_;  // steps whose records are yet to come
   std::uint64_t step_ = 0;
   std::uint64_t learned_ = 0;   // the last step of which a record has come
   Signature seen_;              // of the step that has begun
   Signature wanted_;            // of the last step that strayed
-  int patience_ = 0;            // how many more steps may be recorded for it
+  int patience_ = 0;            // how many more steps may be recorded to find `wanted_`
   Known* following_ = nullptr;  // the plan of the step that has begun, once it has asked
-  bool recording_ = false;      // it is recorded, and follows no plan
-  bool strayed_ = false;        // it has left all plans
-  bool too_long_ = false;       // it, or the one before, has saved more than kMostStorages
-  bool met_long_step_ = false;  // ever
+  bool recording_ = false;      // the step that has begun is recorded, and follows no plan
+  bool strayed_ = false;        // the step that has begun is like no plan
+  bool too_long_ = false;       // the step that has begun, or the one before, has saved more than kMostStorages
+  bool met_long_step_ = false;  // any step so far has saved more than kMostStorages
 };
 
 }  // namespace ebb

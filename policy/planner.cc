@@ -18,13 +18,14 @@ namespace {
 
 using Index = std::uint32_t;
 
-// How much trying may cost: predictions times storages.
+// How much the search may cost: the number of predictions times the number of storages.
 constexpr std::size_t kTries = 200'000;
 
-// Recipes that cost so many times as much a byte are taken as equal: measured times of equal operations differ.
+// Recipes whose costs per byte differ by at most this factor count as equally cheap, because measured times of equal
+// operations differ.
 constexpr double kAlike = 1.1;
 
-// Into how many parts the storages are divided where a number of them is looked for.
+// A search for a number of storages is exact to this part of all storages.
 constexpr std::size_t kGrains = 128;
 
 constexpr std::array kAll{Decision::kKeep, Decision::kOffload, Decision::kRecompute};
@@ -53,7 +54,8 @@ class Search {
   using Change = std::pair<Index, Decision>;
   using Score = std::tuple<std::uint64_t, double, std::uint64_t>;  // smaller is better
 
-  // Among recipes that cost about the same a byte, what is needed first.
+  // Sorts the storages that can be recomputed by cost per byte, and those of about equal cost by need, the first needed
+  // first.
   void sort_by_cost() {
     for (Index i = 0; i < record_.storages.size(); ++i) {
       if (record_.storages[i].recompute != Recompute::kNo) {
@@ -76,13 +78,13 @@ class Search {
   [[nodiscard]] std::pair<double, Index> needed(Index i) const { return {record_.storages[i].needed_ms, i}; }
 
   [[nodiscard]] Score score(const Prediction& prediction) const {
-    if (prediction.offloaded_bytes > limits_.host_bytes) {  // that cannot be carried out
+    if (prediction.offloaded_bytes > limits_.host_bytes) {  // the host cannot hold the offloaded bytes
       return {kUnlimited, prediction.step_ms, prediction.offloaded_bytes};
     }
     return {over(prediction.peak_bytes, limits_.device_bytes), prediction.step_ms, prediction.offloaded_bytes};
   }
 
-  // Predicts, and remembers the best so far.
+  // Predicts the step, remembers the best decisions so far, and returns the score.
   Score try_plan(const std::vector<Decision>& decisions) {
     const Prediction prediction = predictor_.predict(decisions);
     tried_ += decisions.size();
@@ -96,7 +98,7 @@ class Search {
     return found;
   }
 
-  // The cheapest `count` to recompute, as far as their recipes do not run too deep.
+  // Decisions that recompute the cheapest `count` storages, except those whose recipes would run too deep.
   [[nodiscard]] std::vector<Decision> recomputing(std::size_t count) const {
     std::vector<Decision> decisions(record_.storages.size(), Decision::kKeep);
     for (std::size_t k = 0; k < count; ++k) {
@@ -126,7 +128,7 @@ class Search {
     return decisions[i] == Decision::kKeep && storage.movable && storage.bytes > 0;
   }
 
-  // Offloads the first `count` that may be, as far as the host has room.
+  // `decisions`, with the first `count` storages that may be offloaded offloaded, as far as the host has room.
   [[nodiscard]] std::vector<Decision> offloading(std::vector<Decision> decisions, std::size_t count) const {
     std::uint64_t on_host = 0;
     for (Index i = 0; i < decisions.size() && count > 0; ++i) {
@@ -140,7 +142,8 @@ class Search {
     return decisions;
   }
 
-  // How many of the first it takes to have so many bytes: one offloaded byte takes at most one off the peak.
+  // How many of the first storages that may be offloaded have `bytes` in all. Fewer cannot lower the peak by `bytes`,
+  // because an offloaded byte lowers the peak by at most one.
   [[nodiscard]] std::size_t at_least(const std::vector<Decision>& decisions, std::uint64_t bytes) const {
     std::size_t count = 0;
     for (Index i = 0; i < decisions.size() && bytes > 0; ++i) {
@@ -152,7 +155,8 @@ class Search {
     return count;
   }
 
-  // The best score found with so many recomputed: that of the least offload that fits, if any does.
+  // The best score found with `count` storages recomputed: the score of the fewest offloaded that fit, if any number
+  // fits.
   Score with_recomputed(std::size_t count) {
     const auto [found, is_new] = with_recomputed_.try_emplace(count);
     if (is_new) {
@@ -164,7 +168,8 @@ class Search {
   Score try_recomputing(std::size_t count) {
     const std::vector<Decision> decisions = recomputing(count);
     Score best = try_plan(decisions);
-    const bool too_slow = best_.fits && std::get<1>(best) > std::get<1>(*best_score_);  // copies take time besides
+    const bool too_slow =
+        best_.fits && std::get<1>(best) > std::get<1>(*best_score_);  // offloading would only add waits
     if (std::get<0>(best) == 0 || too_slow) {
       return best;
     }
@@ -208,7 +213,7 @@ class Search {
     }
   }
 
-  // One, then two together, and so on; from one again after each that helps.
+  // Changes single decisions, then two together, and so on; after a change that helps, single decisions again.
   void change_decisions() {
     const auto most = static_cast<int>(record_.storages.size());
     for (int together = 1; together <= most && tried_ <= kTries;) {
@@ -227,7 +232,8 @@ class Search {
     return better;
   }
 
-  // Of the first `below`, so many decisions besides `changes`.
+  // Tries `changes` together with `count` more changes to the first `below` storages. Returns whether a try was better
+  // than the best so far.
   bool change_together(int count, Index below, std::vector<Change>& changes) {
     if (count == 0) {
       return change(changes);
@@ -258,7 +264,7 @@ class Search {
            (decision != Decision::kRecompute || storage.recompute != Recompute::kNo);
   }
 
-  // Whether that is better than the best so far.
+  // Tries the best decisions with `changes`. Returns whether the result is better than the best so far.
   bool change(const std::vector<Change>& changes) {
     if (tried_ > kTries) {
       return false;
@@ -276,7 +282,7 @@ class Search {
   const Limits limits_;
   const Predictor predictor_;
   const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
-  std::vector<Index> cheapest_;  // of those that can be recomputed
+  std::vector<Index> cheapest_;  // the storages that can be recomputed, as sort_by_cost() leaves them
   std::map<std::size_t, Score> with_recomputed_;
   std::size_t tried_ = 0;
   Plan best_;

@@ -10,23 +10,25 @@ namespace ebb {
 // (Note [The cost model] in predict.h) is as short as possible within `limits`. Deterministic.
 //
 // Note [How a plan is found]
-// What costs least per byte is recomputed first, the first needed first among equals: what hides best behind compute is
-// the early storages' copies. For a number of recomputed storages, the earliest saved of the others are offloaded until
-// the rest fits: that number is found by bisection, and the number of recomputed ones by looking ever more closely
-// around the best so far, both to a 128th of all storages. A number of recomputed ones is passed over if they alone
-// take longer than a plan that fits; or if neither the fewest others that could do, offloaded, nor all of them fit:
-// then it is taken that no number between does. (In 1350 random steps of 50 to 199 storages near the least memory,
-// pairs of the two numbers fit in 413; 2 of these plans were lost.) Then single decisions are changed, then two
-// together, and so on, for as many tries as the size allows. test/policy/planner_test.cc compares with all possible
-// plans of small steps, planner_long_step_test.cc with pairs of two such numbers; bench/planning times it.
+// The storages that cost least per byte are recomputed first, and among equally cheap storages the first needed: the
+// copies of early saved storages, which are needed last, hide best behind compute. For each number of recomputed
+// storages, the earliest saved of the others are offloaded until the step fits. The number of offloaded storages is
+// found by bisection, and the number of recomputed storages by looking ever more closely around the best so far; both
+// are exact to a 128th of all storages. A number of recomputed storages is passed over if the recomputed storages alone
+// take longer than a plan that fits. The number is also passed over if the step fits neither with the fewest offloaded
+// that could suffice nor with all others offloaded; the search then assumes that no number between fits. (In 1350
+// random steps of 50 to 199 storages near the least memory, pairs of the two numbers fit in 413; the assumption lost 2
+// of these plans.) Then single decisions are changed, then two together, and so on, for as many tries as the number of
+// storages allows. test/policy/planner_test.cc compares with all possible plans of small steps,
+// planner_long_step_test.cc with all pairs of the two numbers, and bench/planning times the search.
 //
-// Nothing is moved or recomputed if all fits as it is. If no plan is found that fits, the result is the one with the
-// least memory over the limits, with `fits` false.
+// Nothing is moved or recomputed if the step fits with everything kept. If no plan is found that fits, the result is
+// the plan that passes the limits by least, with `fits` false.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates);
 
-// The plan for a goal, with at most `host_bytes` offloaded. Slowdown is found by bisection over the device's limit:
-// some ten plans. `fits` is false only where DeviceBytes cannot be met: the result is then that of LeastMemory, so its
-// predicted peak is a limit that can be.
+// Makes the plan for a goal, with at most `host_bytes` offloaded. The plan for Slowdown is found by bisection over the
+// device's limit, which makes some ten plans. `fits` is false only where DeviceBytes cannot be met. The result is then
+// the plan for LeastMemory, so its predicted peak is a limit that can be met.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
                              const LinkRates& rates);
 

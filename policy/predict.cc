@@ -16,10 +16,10 @@ namespace {
 using Index = std::uint32_t;
 using Event = StepEvent;
 
-// One copy at a time.
+// A lane, which runs one copy at a time.
 class Lane {
  public:
-  // Returns when it is done.
+  // Adds a copy that starts at `not_before` at the earliest and runs for `takes`. Returns the time at which it is done.
   double copy(double not_before, double takes) { return free_ms_ = std::max(free_ms_, not_before) + takes; }
 
  private:
@@ -28,7 +28,7 @@ class Lane {
 
 }  // namespace
 
-// A step under way.
+// A step under way, from its first event to its last.
 class Predictor::Run {
  public:
   Run(const Predictor& predictor, const std::vector<Decision>& decisions)
@@ -102,7 +102,8 @@ class Predictor::Run {
     }
   }
 
-  // With this event, and the level that it begins with is there: before, forward's is.
+  // Whether event `k` is the last of those with which backward begins: the beginning itself, and the level of other
+  // memory that backward begins with. Before that event the level is still the forward pass's.
   [[nodiscard]] bool backward_has_begun(std::size_t k) const {
     const std::vector<Event>& events = predictor_.events_;
     const auto belongs = [&](const Event& event) {
@@ -130,7 +131,7 @@ class Predictor::Run {
     }
   }
 
-  // Everything that backward does with a storage happens with its bytes on the device. `other_bytes`: beside it now.
+  // Brings the bytes of storage `i` back to the device. `other_bytes`: the other memory at this need.
   void need(Index i, std::uint64_t other_bytes) {
     State& state = state_[i];
     switch (state.where) {
@@ -186,7 +187,7 @@ class Predictor::Run {
       }
       if (state.where == Where::kAway) {
         copy_in(i);
-      } else {  // the source is kept for its use
+      } else {  // the source is still in the stash and stays for its use
         state.where = Where::kOnDevice;
       }
     }
@@ -264,10 +265,10 @@ class Predictor::Run {
   Lane out_;
   Lane in_;
   double now_ms_ = 0;
-  double delay_ms_ = 0;  // by which compute is behind the record
+  double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
-  std::uint64_t stash_ = 0;  // of `leaving_`, whether or not they are still in use
+  std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
 

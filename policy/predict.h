@@ -8,29 +8,30 @@
 
 namespace ebb {
 
-// Predicts what a recorded step costs under decisions.
+// Predicts the cost of a recorded step under given decisions.
 //
 // Note [The cost model]
-// Compute runs in the recorded order. Two lanes copy one storage at a time, each beside compute and beside the other:
-// out in the order of saving, in in the order of need. A storage that is kept or offloaded holds device memory from
-// when the forward pass has let go of it, and one that is offloaded until its copy out is done. If the sources of
-// copies out would take more than their room (StashSchedule), compute waits for the oldest; that happens at saves and
-// where backward begins, because there the runtime can make it wait. Copies in start when backward begins and when it
-// first asks for a storage, if there is room for them until their release (PrefetchSchedule), because there the runtime
-// can start them; a storage that is still on the device is not copied. What is dropped holds nothing until it is
-// needed; its recipe then has its inputs brought back first, and takes its time. All is released when its record says
-// so. Where waiting does not help, the limit is passed, and the peak says so.
+// Compute runs in the recorded order. Two lanes copy one storage at a time, each beside compute and beside the other
+// lane: copies out in the order of saving, copies in in the order of need. A storage that is kept or offloaded counts
+// as held on the device from the time at which the forward pass has let go of the storage. An offloaded storage is held
+// until its copy out is done. If the sources of copies out pass the stash's bound (StashSchedule), compute waits for
+// the oldest copy. Such waits happen at saves and where backward begins, because there the runtime can make compute
+// wait. Copies in start when backward begins and when backward first asks for a storage, because there the runtime can
+// start copies, and only if the storage fits until its release (PrefetchSchedule). A storage that is still on the
+// device is not copied in. A dropped storage holds nothing until it is needed; its recipe then has the inputs brought
+// back first, and takes its time. Every storage is released at the time in its record. Where waiting does not help, the
+// device's limit is passed, and the predicted peak says so.
 //
 // Threads: `predict` may be called from any thread.
 class Predictor {
  public:
-  // `record` must outlive this.
+  // `record` must outlive this object.
   Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates);
 
   // `decisions`: one for each storage. Takes time in proportion to storages, levels and recipe inputs. Deterministic.
   [[nodiscard]] Prediction predict(const std::vector<Decision>& decisions) const;
 
-  // Of the record.
+  // The events of the record.
   [[nodiscard]] const std::vector<StepEvent>& events() const { return events_; }
 
  private:

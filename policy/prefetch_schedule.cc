@@ -10,8 +10,9 @@ namespace {
 
 constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
 
-// Other memory is what the record says, and what has been recomputed and not yet released. (What has been recomputed
-// before a copy starts counts twice then: here, and as held.)
+// Walks through backward and finds the parts and their bounds. Recomputed storages that are not yet released count with
+// the record's other memory. (Storages that were recomputed before a copy starts count twice for that copy: here, and
+// as held.)
 class BackwardWalk {
  public:
   BackwardWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)
@@ -56,7 +57,7 @@ class BackwardWalk {
         return;
       case StepEvent::What::kNeed:
         level_is_of_forward_ = false;
-        if (room_.held_bytes.empty()) {  // before backward has begun
+        if (room_.held_bytes.empty()) {  // a need that comes before backward begins
           begin_part();
         }
         room_.needed.push_back(event.index);
@@ -80,7 +81,7 @@ class BackwardWalk {
     }
   }
 
-  // The present one.
+  // The index of the present part.
   [[nodiscard]] std::uint32_t part() const { return static_cast<std::uint32_t>(room_.held_bytes.size() - 1); }
 
   void begin_part() {
@@ -97,7 +98,7 @@ class BackwardWalk {
     }
   }
 
-  // A recipe's inputs before its result.
+  // Lists the copies in that the need of storage `i` takes: the copy of `i`, or the copies of its recipe's inputs.
   void list_copies(std::uint32_t i, std::uint32_t need_part) {
     if (listed_[i]) {
       return;
@@ -108,7 +109,7 @@ class BackwardWalk {
         list_copies(input, need_part);
       }
     } else if (decisions_[i] == Decision::kOffload) {
-      // It is on the device until it is released, whatever is needed before that.
+      // The storage stays on the device from its copy in until its release.
       room_.copies_in.push_back({i, std::max(need_part, release_part_[i])});
     }
   }
@@ -118,10 +119,10 @@ class BackwardWalk {
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
   std::uint64_t recomputed_ = 0;
-  bool level_is_of_forward_ = false;         // in the first part, unless a level begins where that does
+  bool level_is_of_forward_ = false;         // in the first part, until a level or a need takes over
   std::vector<std::uint32_t> need_part_;     // by storage: the part that begins with its need
-  std::vector<std::uint32_t> release_part_;  // and in which it is released
-  MadeAgain made_again_;                     // by recipes
+  std::vector<std::uint32_t> release_part_;  // by storage: the part in which the storage is released
+  MadeAgain made_again_;                     // the storages that recipes have made
   std::vector<bool> listed_;
   PrefetchSchedule room_;
 };

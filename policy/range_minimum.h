@@ -9,7 +9,8 @@
 
 namespace ebb {
 
-// The least of values between any two indices, in constant time: a sparse table. Made in n log n for n values.
+// The minimum of the values between any two indices, in constant time: a sparse table. Making the table of n values
+// takes n log n time and memory.
 class RangeMinimum {
  public:
   explicit RangeMinimum(std::vector<std::uint64_t> values) {
@@ -25,14 +26,14 @@ class RangeMinimum {
     }
   }
 
-  // Of the values from `first` to `last`, both included. Requires first <= last, an index.
+  // The minimum of the values from `first` to `last`, both included. Requires first <= last, and `last` to be an index.
   [[nodiscard]] std::uint64_t operator()(std::size_t first, std::size_t last) const {
     const auto level = static_cast<std::size_t>(std::bit_width(last - first + 1) - 1);
     return std::min(levels_[level][first], levels_[level][last + 1 - (std::size_t{1} << level)]);
   }
 
  private:
-  std::vector<std::vector<std::uint64_t>> levels_;  // levels_[k][i]: of 2^k values from i on
+  std::vector<std::vector<std::uint64_t>> levels_;  // levels_[k][i]: the minimum of the 2^k values from i on
 };
 
 }  // namespace ebb

@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// Drops what can be computed again at no more than a given cost.
+// Drops every storage that can be recomputed at no more than a given cost.
 class Recomputing final : public Wrapper {
  public:
   Recomputing(Recompute dearest, std::shared_ptr<Policy> inner);
@@ -22,9 +22,8 @@ class Recomputing final : public Wrapper {
 // H200 in bfloat16, 1 GB costs 0.7 ms to recompute where it is memory-bound, 5 to 6 ms where it is compute-bound, and
 // 18 ms to copy out and in, which may hide behind other work.
 //
-// What recomputing asks for beyond what autograd does: Note [The graph is the recipe] in
-// offload/recompute/graph_recipe.h. Throws
-// std::invalid_argument if `inner` is null.
+// Note [The graph is the recipe] in offload/recompute/graph_recipe.h says what recomputing requires of a program.
+// Throws std::invalid_argument if `inner` is null.
 [[nodiscard]] std::shared_ptr<Policy> recompute(Recompute dearest = Recompute::kMemoryBound,
                                                 std::shared_ptr<Policy> inner = offload_everything());
 

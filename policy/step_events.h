@@ -9,7 +9,7 @@ namespace ebb {
 
 // A moment of a recorded step.
 struct StepEvent {
-  // At the same time, in this order: the level that backward begins with is its own.
+  // Events at the same time are in this order, so a level that begins together with backward belongs to backward.
   enum class What : std::uint8_t { kBackward, kLevel, kSave, kIdle, kNeed, kRelease };
 
   double ms = 0;
@@ -24,7 +24,7 @@ struct StepEvent {
   }
 };
 
-// All of them, in order.
+// All events of a record, in order.
 [[nodiscard]] std::vector<StepEvent> step_events(const StepRecord& record);
 
 }  // namespace ebb

@@ -7,26 +7,26 @@
 
 namespace ebb {
 
-// What is known of one storage that autograd saved in a step. Times are milliseconds since the step began, on the
-// device's compute timeline as it would be if nothing of what ebb does took time on it.
+// The facts about one storage that autograd saved in a step. Times are milliseconds since the step began, on the clock
+// of the compute stream as if nothing that ebb does took time.
 struct StorageRecord {
   std::uint64_t bytes = 0;
-  double saved_ms = 0;     // its bytes are there, and a copy of them may start
-  double idle_ms = 0;      // the forward pass has let go of it, at the latest at needed_ms; until then, it is part of
-                           // the other memory. If that is before saved_ms, then saved_ms is meant
-  double needed_ms = 0;    // backward first asks for it
-  double released_ms = 0;  // its last save ends; at least needed_ms
-  std::uint64_t other_bytes = 0;  // the other memory when it is needed, before backward goes on
+  double saved_ms = 0;  // the bytes are complete, and a copy out may start
+  double idle_ms = 0;   // the forward pass lets go of the storage, at needed_ms at the latest; until then it is part of
+                        // the other memory. A value before saved_ms counts as saved_ms
+  double needed_ms = 0;           // backward first asks for the storage
+  double released_ms = 0;         // the storage's last save ends; at least needed_ms
+  std::uint64_t other_bytes = 0;  // the other memory at needed_ms, before backward goes on
 
-  bool movable = true;  // false: a checkpointed region, `bytes` of which its function saves; kept, from when it begins
+  bool movable = true;  // false: a checkpointed region, whose function saves `bytes`; if kept, from its beginning on
   Recompute recompute = Recompute::kNo;
-  double recompute_ms = 0;              // of its operation alone, its inputs at hand
-  std::uint64_t recompute_bytes = 0;    // what that operation takes meanwhile, besides its inputs and its result
-  std::vector<std::uint32_t> inputs{};  // what its recipe takes, as indices into StepRecord::storages, each below its
-                                        // own; without what stays on the device anyway
+  double recompute_ms = 0;              // the time of the recipe's operation alone, with its inputs on the device
+  std::uint64_t recompute_bytes = 0;    // the memory that the operation takes besides its inputs and its result
+  std::vector<std::uint32_t> inputs{};  // the recipe's inputs, as indices into StepRecord::storages, each below the
+                                        // storage's own; without inputs that stay on the device anyway
 };
 
-// All that a plan is made from: one forward and backward pass.
+// The record of one forward and backward pass, from which a plan is made.
 struct StepRecord {
   struct Level {
     double ms = 0;
@@ -34,11 +34,12 @@ struct StepRecord {
   };
 
   std::vector<StorageRecord> storages;  // in the order of saving
-  // Device memory besides these storages (parameters, gradients, temporaries, what is saved but still in use): each
-  // level holds from its time to the next one's. In order of time; none before the first.
+  // The other memory: device memory besides these storages (parameters, gradients, temporaries, and storages that are
+  // saved but still in use). A level lasts from its time to the next level's. In order of time; 0 before the first
+  // level.
   std::vector<Level> other;
   double backward_ms = 0;  // backward begins
-  double end_ms = 0;       // and ends
+  double end_ms = 0;       // backward ends
 };
 
 }  // namespace ebb

@@ -12,7 +12,8 @@ constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
 
 std::uint64_t less(std::uint64_t bytes, std::uint64_t by) { return bytes > by ? bytes - by : 0; }
 
-// A source that the forward pass still uses is in the stash and in the other memory, but takes room once.
+// Walks through the step and finds the stash's bounds. A source that the forward pass still uses is both in the stash
+// and in the other memory, but takes memory only once, so the bounds are raised by such sources.
 class StashWalk {
  public:
   StashWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)
@@ -80,7 +81,8 @@ class StashWalk {
     });
   }
 
-  // With what the recipes take that run for this need. (An inner one's is counted beside all that they make.)
+  // The other memory, including what the recipes of this need take for themselves. (The memory of an inner recipe
+  // counts beside the results of all these recipes.)
   [[nodiscard]] std::uint64_t other_with_recipes(const StepEvent& event) const {
     return event.what == StepEvent::What::kNeed ? std::max(other_, recipes_bytes_) : other_;
   }
@@ -95,11 +97,11 @@ class StashWalk {
   const std::vector<Decision>& decisions_;
   const std::uint64_t device_bytes_;
   std::uint64_t other_ = 0;
-  std::uint64_t kept_ = 0;           // and recomputed
-  std::uint64_t recipes_bytes_ = 0;  // of other memory and what recipes take for themselves, at the last need
+  std::uint64_t kept_ = 0;           // of kept storages, and of recomputed storages once made
+  std::uint64_t recipes_bytes_ = 0;  // the other memory at the last need, with what its recipes take for themselves
   MadeAgain made_again_;
   bool in_backward_ = false;
-  std::uint64_t in_use_ = 0;  // of what is offloaded, by the forward pass
+  std::uint64_t in_use_ = 0;  // of offloaded storages that the forward pass still uses
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// What every policy that wraps another has in common: the policy inside it, which hears of each new step.
+// The base of every policy that wraps another: holds the inner policy and passes each new step on to it.
 class Wrapper : public Policy {
  public:
   void begin_step() override { inner_->begin_step(); }

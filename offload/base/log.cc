@@ -8,7 +8,7 @@ namespace ebb {
 
 namespace {
 
-// Made after spdlog's registry, and so destroyed before it.
+// An object that is made after spdlog's registry, and so destroyed before the registry.
 class LogsEnd {
  public:
   LogsEnd() { (void)spdlog::default_logger_raw(); }
@@ -28,7 +28,7 @@ void log(spdlog::level::level_enum level, std::string_view message) noexcept {
   }
   try {
     spdlog::log(level, "ebb: {}", message);
-  } catch (...) {  // nobody is left to tell
+  } catch (...) {  // a message that the logger throws at is dropped
   }
 }
 

@@ -4,14 +4,15 @@
 
 namespace ebb {
 
-// The one place that knows spdlog. Messages go to spdlog's default logger; those that come after its end, from objects
-// of static lifetime, are dropped, and so is one that a logger throws at.
+// Messages go to spdlog's default logger, and only this unit knows spdlog. A message after the logger's end, from an
+// object of static lifetime, is dropped, and so is a message that the logger throws at.
 void log_warning(std::string_view message) noexcept;
 void log_info(std::string_view message) noexcept;
 void log_debug(std::string_view message) noexcept;
 [[nodiscard]] bool debug_log_wanted();
 
-// Has the logger end after what is being made, which logs in its destructor and may be a static object.
+// Called in the constructor of an object that logs in its destructor. If the object is static, the logger then ends
+// after the object.
 void keep_log_alive();
 
 }  // namespace ebb

@@ -50,9 +50,9 @@ std::size_t StorageSet::entry_of(Identity identity) {
   return (address_of(identity) * kMultiplier) >> (64 - kBits);
 }
 
-// What asks of a member meanwhile sees that or another member in its entry, never 0.
+// A thread that asks for a living member meanwhile sees this or another member in the table's entry, and never 0.
 void StorageSet::forget_the_dead() {
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> dead;  // their addresses are free when it ends
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> dead;  // its end frees their addresses
   dead.reserve(members_.size());
   std::vector<std::uintptr_t> entries(kEntries);
   for (auto member = members_.begin(); member != members_.end();) {

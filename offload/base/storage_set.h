@@ -16,11 +16,11 @@ namespace ebb {
 // StorageImpl's own address from being used again, so a later storage is never taken for an earlier one.
 //
 // Note [Asking without the lock]
-// Every save asks, so most answers come from a direct-mapped table: of the members whose addresses share an entry it
-// has one, and 0 where there are none. Only an entry that has another member leads to the lock. Relaxed is enough: who
-// asks holds the storage, and has heard by other means that it was inserted on another thread; and before an address
-// can be another storage's its entry changes, then the weak reference ends, and only then is it freed and handed out
-// again.
+// Every save asks, so most answers come from a direct-mapped table. An entry of the table has the address of one of the
+// members that share the entry, and 0 if no member does. Only an entry with another member's address leads to the lock.
+// Relaxed ordering is enough. The thread that asks holds the storage, and has learned of an insertion on another thread
+// through the program's own synchronization. And an address cannot become another storage's while its entry has it: the
+// entry changes first, then the weak reference ends, and only then is the address freed.
 //
 // Threads: every member may be called from any thread.
 class StorageSet {

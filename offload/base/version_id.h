@@ -7,10 +7,12 @@
 
 namespace ebb {
 
-// Which version counter, and what it reads: two saves of one storage have the same bytes if both are the same. The
-// number alone would not do: `.data()` and `set_` give tensors over one storage counters of their own.
+// Which version counter a tensor has, and the counter's number: two saves of one storage have equal bytes if both
+// counter and number are equal. The number alone would not do, because `.data()` and `set_` make tensors over one
+// storage that have counters of their own.
 //
-// Lifetime: a counter's address may be used again after the counter's end, so whoever compares keeps it alive.
+// Lifetime: a counter's address may be used again after the counter's end, so the owner of a VersionId keeps the
+// counter alive.
 struct VersionId {
   // Note [Identity of a version counter]
   // c10::VariableVersion is one pointer to the shared counter and offers no way to compare it, so its bytes are

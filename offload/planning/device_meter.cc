@@ -37,7 +37,7 @@ DeviceHeadroom cuda_headroom(c10::Device device) {
   const auto allowed = static_cast<std::uint64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) *
                                                   static_cast<double>(total));
   const std::uint64_t more = std::min<std::uint64_t>(free, std::max(allowed, reserved) - reserved);
-  // Of expandable segments, unused parts go back to the device one by one.
+  // Unused parts of expandable segments go back to the device one by one, so they count as no holes.
   const std::uint64_t holes = c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()
                                   ? 0
                                   : now(stats.inactive_split_bytes);

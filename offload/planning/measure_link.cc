@@ -13,10 +13,10 @@
 namespace ebb {
 namespace {
 
-// Enough for the rate to show beside what a copy costs in itself.
+// Enough bytes for the link's rate to show beside the fixed cost of a copy.
 std::size_t bytes_to_copy(const Tier& tier) { return std::size_t{tier.device().is_cuda() ? 32U : 4U} << 20; }
 
-// Host memory is not equally far from the device everywhere, so each copy has a block of its own.
+// Not all host memory is equally near to the device, so each copy has a block of its own.
 std::size_t blocks_to_copy(const Tier& tier) { return tier.device().is_cuda() ? 8 : 4; }
 
 constexpr int kRows = 3;
@@ -33,9 +33,9 @@ std::vector<Block> acquire_blocks(Tier& tier, std::size_t bytes) {
   return blocks;
 }
 
-// Some copies in a row are waited for together, or the host's own time would show. The fastest of a few such rows: what
-// disturbs a copy makes it slower.
-// `last`: behind which the first copy comes, and then the last copy that was started.
+// The rate of the fastest of a few rows of copies, because every disturbance makes a copy slower. The copies of a row
+// are waited for together; otherwise the host's own time would show. `last`: the ticket that the first copy starts
+// behind; afterwards the ticket of the last copy that was started.
 template <typename Copy>
 double bytes_per_ms(std::size_t bytes, const std::vector<Block>& blocks, Ticket& last, Copy copy) {
   double least_ms = std::numeric_limits<double>::infinity();
@@ -63,16 +63,17 @@ LinkRates measure_link(Tier& tier) {
   try {
     const c10::DataPtr memory = tier.allocate(bytes);
     Ticket last;
-    const auto no_copy_runs_on = c10::make_scope_exit([&last] {  // where one could not be started, say
-      try {
-        if (last != nullptr) {
-          last->synchronize();
-        }
-      } catch (...) {  // a copy that has failed is over
-      }
-    });
-    // Each behind the one before, of the same device memory. That may have been freed by the host while the stream uses
-    // it.
+    const auto no_copy_runs_on =
+        c10::make_scope_exit([&last] {  // if a later copy could not be started, earlier copies may still run
+          try {
+            if (last != nullptr) {
+              last->synchronize();
+            }
+          } catch (...) {  // a copy that has failed is over
+          }
+        });
+    // Each copy starts behind the one before, because all use the same device memory. The first starts behind the
+    // stream's work, because the host may have freed this memory while the stream still used it.
     const auto after = [stream = tier.current_stream()](const Ticket& before) {
       After after(WaitPoint::kCaller, stream);
       after.add(WaitPoint::kCaller, before);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kNotToLearnFrom = 0;  // policies number steps from 1
 
-// Steps that are recorded on several threads ask one at a time.
+// `meter`, with calls from several threads made one at a time.
 DeviceMeter one_at_a_time(DeviceMeter meter) {
   if (!meter) {
     return meter;
@@ -41,8 +41,8 @@ std::shared_ptr<StepRecorder> PlanLifecycle::step_begun() {
   const std::optional<std::uint64_t> step = policy_->recorded_step();
   if (policy_->met_long_step() && !std::exchange(warned_of_long_step_, true)) {
     log_warning("Options::device_budget: a step saved more than " + std::to_string(PlannedPolicy::kMostStorages) +
-                " tensors, as many as are planned, or forward passes without a backward did while one save lived. "
-                "In such steps everything moves or is recomputed.");
+                " tensors, the most that are planned; forward passes without a backward count together while one of "
+                "their saves lives. In a step of that many tensors everything moves or is recomputed.");
   }
   if (step) {
     count_unrecorded();
@@ -50,7 +50,8 @@ std::shared_ptr<StepRecorder> PlanLifecycle::step_begun() {
   return step ? std::make_shared<StepRecorder>(tier_, account_, meter_, *step) : nullptr;
 }
 
-// Evaluation is recorded too, and gives none: a few are nothing to speak of.
+// Counts a step that is to be recorded, and warns once when many in a row gave no record. A forward pass of evaluation
+// is recorded too and gives no record, so a few such steps are usual.
 void PlanLifecycle::count_unrecorded() {
   constexpr int kMany = 20;
   if (++unrecorded_ == kMany) {
@@ -129,8 +130,8 @@ std::optional<PlanReport> PlanLifecycle::report() const {
 std::string PlanLifecycle::explain() const {
   const std::optional<PlannedPolicy::Known> known = policy_->last_plan();
   if (!known) {
-    return "no plan yet: it takes " + std::to_string(PlannedPolicy::kRecordedSteps) +
-           " steps of a kind to make one, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
+    return "no plan yet: a plan takes " + std::to_string(PlannedPolicy::kRecordedSteps) +
+           " steps of a kind, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
            " (Options::planned_minimum_bytes)\n";
   }
   return explain_plan(*known, policy_->goal(), *report());

@@ -15,14 +15,14 @@ namespace ebb {
 
 class StepRecorder;
 
-// Has steps recorded that PlannedPolicy wants recorded, and their plans followed.
+// Has the steps recorded that PlannedPolicy wants recorded, and has plans followed and checked.
 //
 // Note [A plan is checked]
-// The second step that follows a plan is recorded too: what it took is held against what was predicted. If its compute
-// was slower or faster than in the steps that the plan was made from, the plan is made again with that. (Those steps
-// wait for copies most of the time, and a device that waits may run at higher clocks: 7 % on an H200.) So it is if
-// copies were slower than measured: on a CPU they share its cores with compute. No other step that follows a plan waits
-// for the device.
+// The second step that follows a plan is recorded too, and its cost is compared with the prediction. If the step's
+// compute was slower or faster than in the steps that the plan was made from, the plan is made again with the new
+// times. (Steps that record for a plan wait for copies most of the time, and a device that waits may run at higher
+// clocks: 7 % on an H200.) The plan is also made again if copies were slower than measured: on a CPU copies share the
+// cores with compute. No other step that follows a plan waits for the device.
 //
 // Threads: every member may be called from any thread that holds the lock under which policies are called,
 // Decider::policy_mutex_. Clang does not check that, because the lock is another object's.
@@ -34,28 +34,29 @@ class PlanLifecycle {
   PlanLifecycle(std::shared_ptr<PlannedPolicy> policy, std::shared_ptr<Tier> tier,
                 std::shared_ptr<DeviceAccount> account, DeviceMeter meter, Unmet unmet);
 
-  // The policy's begin_step has been called for a step: what it is to be recorded by; null for nothing. It
-  // follows no plan yet.
+  // Called after the policy's begin_step, when the step follows no plan yet. Returns the recorder that the step is to
+  // be recorded by; null for none.
   [[nodiscard]] std::shared_ptr<StepRecorder> step_begun();
 
-  // The plan that the policy has decided by; null for none.
+  // The plan that the policy's last decision came from; null for none.
   [[nodiscard]] std::shared_ptr<const Plan> plan() const { return policy_->plan(); }
 
-  // A step follows `plan` from now on; null: it has strayed from the last one. What it is to be recorded by
-  // instead, where that changes. Throws c10::Error, or warns once, where the goal cannot be met.
+  // Notes that a step follows `plan` from now on; null: the step has strayed from its last plan. Returns the recorder
+  // that replaces the step's recorder (null: the step is not recorded any more), or nullopt if the recorder stays.
+  // Throws c10::Error, or warns once, where the goal cannot be met.
   [[nodiscard]] std::optional<std::shared_ptr<StepRecorder>> follows(const std::shared_ptr<const Plan>& plan);
 
-  // What was recorded of a step that is over, and followed `plan`, or none.
+  // Takes the record of a step that is over. `plan`: the plan that the step followed; null for none.
   void learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record);
 
-  // See Offloader.
+  // As Offloader::plan_report and Offloader::explain return them.
   [[nodiscard]] std::optional<PlanReport> report() const;
   [[nodiscard]] std::string explain() const;
 
  private:
   struct Measured {
-    std::shared_ptr<const Plan> plan;  // that is or was last followed
-    int steps = 0;                     // that have followed it
+    std::shared_ptr<const Plan> plan;  // the plan that was followed last
+    int steps = 0;                     // how many steps have followed the plan
     std::optional<StepCost> cost;
   };
 
@@ -73,8 +74,8 @@ class PlanLifecycle {
   Measured measured_;
 };
 
-// How fast a tier's copies are: blocks of some MiB out and back, a few times. Falls back on LinkRates' own figures
-// where the tier or the device has no room for it.
+// Measures how fast a tier's copies are, by copying blocks of some MiB out and in a few times. The calling thread waits
+// for the copies. Returns the default figures of LinkRates where the tier or the device has no room for the blocks.
 [[nodiscard]] LinkRates measure_link(Tier& tier);
 
 }  // namespace ebb

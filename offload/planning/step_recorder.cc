@@ -80,7 +80,7 @@ void StepRecorder::needed(std::uint32_t index) noexcept {
   mark(What::kNeeded, index);
   const MutexLock lock(mutex_);
   if (!over_) {
-    storages_[index].settled = true;  // if it is still in use, it stays that way: keeping it costs nothing
+    storages_[index].settled = true;  // a storage still in use now counts as in use for good: keeping it costs nothing
   }
 }
 
@@ -118,9 +118,9 @@ std::optional<StepRecord> StepRecorder::finish() {
     if (over_) {
       return std::nullopt;
     }
-    if (std::ranges::none_of(storages_, &Storage::needed)) {  // that was another graph's
+    if (std::ranges::none_of(storages_, &Storage::needed)) {  // the backward was another graph's
       in_backward_ = false;
-      if (!marks_.empty() && marks_.back().what == What::kBackward) {  // there may be thousands of them
+      if (!marks_.empty() && marks_.back().what == What::kBackward) {  // such backwards may come by the thousand
         peak_before_ = std::max(peak_before_, marks_.back().peak_bytes);
         marks_.pop_back();
       }
@@ -156,7 +156,7 @@ void StepRecorder::give_up() noexcept {
   give_up_locked();
 }
 
-// Note [Steps that never end]
+// See Note [Steps that never end].
 void StepRecorder::give_up_locked() noexcept {
   over_ = true;
   marks_ = {};
@@ -169,7 +169,7 @@ StepCost StepRecorder::cost() const {
   return cost_;
 }
 
-// `own_bytes`: of what ebb has begun to hold by the save that is marked.
+// Adds a mark at the stream's present point. `own_bytes`: the bytes that ebb holds because of the save that is marked.
 void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes) noexcept {
   if (disturbed()) {
     return;
@@ -179,7 +179,7 @@ void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes)
     const DeviceUse use = meter_ ? meter_() : DeviceUse{};
     const MutexLock lock(mutex_);
     add_mark(what, index, stream, use, own_bytes);
-  } catch (...) {  // no memory for it, or no event
+  } catch (...) {  // no host memory for the mark, or no event
     const MutexLock lock(mutex_);
     usable_ = false;
   }
@@ -202,7 +202,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   held_bytes_ = held;
   if (!meter_) {
     cost_.peak_bytes = std::max(cost_.peak_bytes, storages);
-  } else if (!marks_.empty()) {  // the first mark's is of what was before the step
+  } else if (!marks_.empty()) {  // the first mark's peak is from before the step
     cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
   }
   marks_.push_back(mark);
@@ -217,7 +217,8 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   if (what == What::kNeeded) {
     look_at(index);
   }
-  // Some at each mark: a program that holds on to what it saves must not be asked for all of it every time.
+  // Each mark looks at a few storages only: a program may hold thousands of the tensors that it saves, and looking at
+  // all of them at every mark would cost too much.
   constexpr std::size_t kMost = 64;
   const std::size_t first = next_in_use_ < in_use_.size() ? next_in_use_ : 0;
   const auto begin = in_use_.begin() + static_cast<std::ptrdiff_t>(first);
@@ -230,7 +231,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   in_use_.erase(still_in_use, end);
 }
 
-// Turns points in time into a clock that stands still in detours.
+// Turns points in time into a clock that stands still in clock pauses.
 class StepRecorder::Clock {
  public:
   explicit Clock(const StepRecorder& recorder) : tier_(*recorder.tier_), start_(recorder.marks_.front().time) {}
@@ -252,7 +253,7 @@ class StepRecorder::Clock {
 
   [[nodiscard]] bool in_detour() const { return !open_.empty(); }
 
-  // Of the pause that has just ended, without those inside of it.
+  // The length of the pause that has just ended, less the pauses inside of it.
   [[nodiscard]] double own_ms() const { return own_ms_; }
 
  private:
@@ -268,7 +269,7 @@ class StepRecorder::Clock {
   double last_ = 0;
 };
 
-// What a region's second run, which ends here, took at most besides what it saved.
+// If `mark` ends a region's second run: the most memory that the run took besides the bytes that it saved. Otherwise 0.
 std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
   const bool region = mark.what == What::kPauseEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
   return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
@@ -281,7 +282,7 @@ StepRecord StepRecorder::record() const {
   }
   Clock clock(*this);
   double ms = 0;
-  double ms_before = 0;  // of the mark before
+  double ms_before = 0;  // the time of the mark before
   std::uint64_t other_before = 0;
   for (const Mark& mark : marks_) {
     const bool after_detour = clock.in_detour();

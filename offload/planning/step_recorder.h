@@ -18,78 +18,83 @@
 
 namespace ebb {
 
-// Observes one forward and backward pass, and makes a StepRecord of it.
+// Observes one forward and backward pass, and makes a StepRecord of the two.
 //
 // Note [The clock of a recorded step]
 // Each mark takes a point on the compute stream's clock and the device's memory in use. What ebb makes the stream do
-// (copies it waits for, recipes) is marked as a pause, and no time passes in it: what is left is the step as it would
-// run without ebb. The points are read when the step is over.
+// (waiting for copies, running recipes) is marked as a clock pause, in which no time passes. So the times are those of
+// the step without ebb. The points are read when the step is over.
 //
 // Note [Memory that is not ebb's]
-// The other memory is what is in use less what ebb holds, which changes in detours only. So between two other marks its
-// peak is the device's less a constant. What happens inside of detours is not part of it; what a recipe takes there for
-// itself is StorageRecord::recompute_bytes. When a storage is let go of shows at the next mark only, and the peak
-// between may have been before or after: so it is taken to be let go of at the mark before, and counts twice until the
-// next one.
+// The other memory is the memory in use less the bytes that ebb holds. The bytes that ebb holds change in clock pauses
+// only, so between two marks outside of pauses the peak of the other memory is the device's peak less a constant.
+// Memory that is in use inside of pauses is not part of the other memory; the memory that a recipe takes there for
+// itself is StorageRecord::recompute_bytes. The moment at which the forward pass lets go of a storage shows at the next
+// mark only, and the peak between two marks may have been before or after that moment. So the storage is taken to be
+// let go of at the earlier mark, and counts twice until the later one.
 //
 // Note [Steps that never end]
-// While one save lives, thousands of forward passes may come and go without a backward, all in the step that the save
-// belongs to. A step most of whose storages were released before backward is none worth a plan, so its record is given
-// up, and with it the points in time that it holds.
+// While one save lives, thousands of forward passes may run without a backward, all in the step that the save belongs
+// to. A step most of whose storages were released before backward is not worth a plan, so its record is given up, and
+// with the record its points in time.
 //
 // Threads: every member may be called from any thread; but a step that is on several threads at once, or on several
 // streams, has no clock, and gives no record. The meter is never called under the lock: device allocators have locks of
 // their own, and ask ebb for memory under them (Note [Out of memory] in out_of_memory.h).
 class StepRecorder {
  public:
-  // `meter`: empty for none; there is then no other memory.
+  // `meter`: tells the device's memory in use; empty for none, and the other memory is then taken as 0. `step`: as
+  // step().
   StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAccount> account, DeviceMeter meter,
                std::uint64_t step);
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  // The number that the policy knows it by.
+  // The number that the policy knows the step by.
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
-  // A storage is about to be saved; returns its index. `recompute` and `inputs` as in StorageRecord. `held`: lives
-  // while ebb refers to the storage, once, as where its copy out is under way: then the forward pass has let go of a
-  // storage to which nothing else refers.
+  // Notes that a storage is about to be saved, and returns its index. `recompute`, `inputs`: as in StorageRecord.
+  // `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has let go
+  // of the storage when nothing but this reference is left.
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
                       std::weak_ptr<const void> held = {});
 
-  // A checkpointed region begins; returns its index. It is run again in a ClockPause of its own, at whose end `saves`
-  // is what it has saved then. What it took at most besides, at any time, is other memory where it is needed.
+  // Notes that a checkpointed region begins, and returns its index. The region is run again in a ClockPause of its own,
+  // and region_saves() has been told by the end of that pause how many bytes the run has saved. The most memory that
+  // the run took besides these bytes is other memory at the region's need.
   std::uint32_t region_begins(std::vector<std::uint32_t> inputs);
   void region_saves(std::uint32_t index, std::uint64_t bytes) noexcept;
 
-  // It stays on the device, whatever was wanted.
+  // Notes that the storage stays on the device, whatever the policy has decided.
   void kept(std::uint32_t index) noexcept;
 
-  // An operation's backward asks for it, and its last save has ended. A storage that is then still alive elsewhere
-  // costs no memory to keep: its record has no bytes.
+  // Mark that an operation's backward asks for the storage, and that the storage's last save has ended. A storage that
+  // the program still holds when backward asks for it costs no memory to keep, so its record has no bytes.
   void needed(std::uint32_t index) noexcept;
   void released(std::uint32_t index) noexcept;
 
   void backward_begins() noexcept;
 
-  // Backward is over: waits for the device to get there. nullopt if there was none, or no clock. What a second backward
-  // pass over the step does is not recorded.
+  // Ends the record when backward is over, waits until the device has come to this point, and returns the record.
+  // nullopt if no backward has used the step, or the step had no clock. A second backward pass over the step is not
+  // recorded.
   [[nodiscard]] std::optional<StepRecord> finish();
 
-  // It will give no record.
+  // Ends the recording: the step will give no record.
   void give_up() noexcept;
 
-  // The same, and it observes nothing more; as where the device had no memory left since it was made.
+  // Has finish() return nullopt, and nothing more is observed. An eviction since the recorder was made has the same
+  // effect.
   void disturb() noexcept { disturbed_ = true; }
 
-  // From its first mark to its last, and the most device memory in use; of a step that is over.
+  // The time from the first mark to the last, and the most device memory in use. Called after finish().
   [[nodiscard]] StepCost cost() const;
 
-  // While it lives, what the stream does is ebb's doing: in general, or the recipe of a storage. They nest, and a
-  // recipe has what is inside of it for its inputs.
+  // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `recipe`: the index of the
+  // storage whose recipe runs in the pause. Pauses nest; the pauses inside of a recipe's are for its inputs.
   class ClockPause {
    public:
-    // `recorder` null: none.
+    // `recorder`: null for no effect.
     explicit ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe = std::nullopt) noexcept;
     ~ClockPause();
     ClockPause(const ClockPause&) = delete;
@@ -106,10 +111,10 @@ class StepRecorder {
 
   struct Mark {
     What what;
-    std::uint32_t index;  // of the storage; of a pause: kNoRecipe, or the storage's whose recipe it is
+    std::uint32_t index;  // of the storage; of a pause, the storage whose recipe runs, or kNoRecipe
     Ticket time;
-    std::uint64_t other_bytes;  // now
-    std::uint64_t peak_bytes;   // of other memory, since the mark before
+    std::uint64_t other_bytes;  // at the mark
+    std::uint64_t peak_bytes;   // the peak of other memory since the mark before
   };
 
   struct Storage {
@@ -118,7 +123,7 @@ class StepRecorder {
     StorageRecord record;
     bool idle = false;
     bool needed = false;
-    bool settled = false;  // whether it is idle, as it is where backward needs it
+    bool settled = false;  // backward has asked for the storage, and `idle` changes no more
     bool released = false;
   };
 
@@ -141,15 +146,16 @@ class StepRecorder {
 
   mutable Mutex mutex_;
   std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> in_use_ EBB_GUARDED_BY(mutex_);  // by the forward pass; with some that are not any more
-  std::size_t next_in_use_ EBB_GUARDED_BY(mutex_) = 0;        // to look at
+  // The storages that the forward pass uses; some may be idle by now.
+  std::vector<std::uint32_t> in_use_ EBB_GUARDED_BY(mutex_);
+  std::size_t next_in_use_ EBB_GUARDED_BY(mutex_) = 0;  // the index in in_use_ that the next mark looks at first
   std::vector<Mark> marks_ EBB_GUARDED_BY(mutex_);
   std::optional<c10::Stream> stream_ EBB_GUARDED_BY(mutex_);
   std::uint64_t held_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // at the last mark
-  // Of other memory, since the last of marks_ and before the last mark.
+  // The peak of other memory at a mark that was taken back, for the next mark.
   std::uint64_t peak_before_ EBB_GUARDED_BY(mutex_) = 0;
   StepCost cost_ EBB_GUARDED_BY(mutex_);
-  std::size_t released_early_ EBB_GUARDED_BY(mutex_) = 0;  // storages, before backward
+  std::size_t released_early_ EBB_GUARDED_BY(mutex_) = 0;  // how many storages were released before backward
   bool in_backward_ EBB_GUARDED_BY(mutex_) = false;
   bool over_ EBB_GUARDED_BY(mutex_) = false;
   bool usable_ EBB_GUARDED_BY(mutex_) = true;

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// A Count that threads may add to.
+// A Count that several threads may add to at once.
 class Counter {
  public:
   void add(std::uint64_t bytes) {
@@ -28,7 +28,7 @@ class Counter {
   std::atomic<std::uint64_t> bytes_{0};
 };
 
-// The counts of Stats, as they grow.
+// The counts that Stats reports, while they grow.
 struct Counters {
   Counter saved;
   Counter offloaded;

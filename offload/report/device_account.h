@@ -11,18 +11,19 @@
 
 namespace ebb {
 
-// What ebb holds in device memory, now and over time. Shared by all that is counted, which may outlive the Residency: a
-// tensor that was fetched can be saved again and then lies in the stash of that.
+// How many bytes ebb holds in device memory, now and over time. All counted storages share the account, because a
+// storage may outlive its Residency: a tensor that one offloader has fetched can be saved again with another offloader
+// and is then in the other's stash.
 struct DeviceAccount {
   explicit DeviceAccount(bool record_timeline) : held(record_timeline ? &timeline : nullptr) {}
 
-  // Of that, storages that may leave the device: without saves that are passed through.
+  // The held bytes of storages that may leave the device: all held bytes but those of saves that are passed through.
   [[nodiscard]] std::uint64_t storages_bytes() const {
     const std::uint64_t passed = passed_through.now_bytes();
     return std::max(held.now_bytes(), passed) - passed;
   }
 
-  // A lease that keeps what it counts in.
+  // A lease of the account's gauges that keeps the account alive.
   class Held {
    public:
     enum class What : std::uint8_t { kStorage, kPassedThrough, kPassedThroughBesidePlan };
@@ -36,7 +37,7 @@ struct DeviceAccount {
       }
     }
     Held(Held&&) = default;
-    Held& operator=(Held&&) = delete;  // would let go of the account before the lease
+    Held& operator=(Held&&) = delete;  // a default assignment would let go of the account before the lease
 
    private:
     std::shared_ptr<DeviceAccount> account_;  // destroyed last
@@ -48,9 +49,10 @@ struct DeviceAccount {
   Timeline timeline;
   Gauge held;
   Gauge if_kept;         // Stats::saved_if_kept
-  Gauge passed_through;  // where a plan needs to know
+  Gauge passed_through;  // counted only where a plan needs the figure
 
-  // How often the device had no memory left, so that what ebb held was to make room. A step meanwhile gives no record.
+  // How often the device had no memory left and ebb was asked to let go of memory. A step in which that happens gives
+  // no record.
   std::atomic<std::uint64_t> evictions{0};
 };
 

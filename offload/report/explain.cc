@@ -29,7 +29,7 @@ struct Row {
   double recompute_ms = 0;
 };
 
-// `met`: a budget in bytes is, by what the plan does with the others.
+// The reason for a decision. `met`: whether the plan meets a budget in bytes.
 Why why(const StorageRecord& storage, Decision decision, bool met) {
   switch (decision) {
     case Decision::kKeep:
@@ -75,7 +75,7 @@ const char* text(Decision decision) {
   return "recompute";
 }
 
-// Most bytes first.
+// One row for each operation, decision and reason, the row with the most bytes first.
 std::vector<Row> rows_of(const PlannedPolicy::Known& known, bool met) {
   std::map<std::tuple<std::string, Decision, Why>, Row> found;
   for (std::size_t i = 0; i < known.signature.size(); ++i) {
@@ -122,7 +122,7 @@ struct GoalText {
   std::string operator()(const LeastMemory& /*goal*/) const { return "the least memory"; }
 };
 
-// What to make of the predicted time.
+// A warning where the predicted time is not to be trusted; empty otherwise.
 std::string trust(const PlanReport& report) {
   constexpr double kFar = 0.1;
   if (!report.actual) {

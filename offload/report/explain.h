@@ -8,8 +8,8 @@
 
 namespace ebb {
 
-// A plan as a table: by operation and decision the storages, their bytes, why, and the predicted cost; then predicted
-// and actual peak and time. `known.plan` must not be null.
+// Returns a plan as a table. A row for each operation and decision has the number of storages, their bytes, the reason,
+// and the predicted cost; the predicted and the actual peak and time follow. `known.plan` must not be null.
 [[nodiscard]] std::string explain_plan(const PlannedPolicy::Known& known, const Goal& goal, const PlanReport& report);
 
 }  // namespace ebb

@@ -8,16 +8,17 @@ namespace ebb {
 
 class Timeline;
 
-// `most` becomes `value` where that is more.
+// Raises `most` to `value`, if `value` is larger.
 inline void raise_to(std::atomic<std::uint64_t>& most, std::uint64_t value) {
   std::uint64_t before = most.load(std::memory_order_relaxed);
   while (value > before && !most.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
   }
 }
 
-// Bytes held right now, and the most there have ever been. Raised by a lease, lowered by its end.
+// A number of bytes that are held right now, and its peak. A lease raises the number, and the lease's end lowers it.
 //
-// Threads: every member may be called from any thread. Relaxed: the figures inform, they order nothing.
+// Threads: every member may be called from any thread. Memory ordering: relaxed, because the figures inform and order
+// nothing.
 class Gauge {
  public:
   class Lease {
@@ -46,10 +47,11 @@ class Gauge {
   Gauge(const Gauge&) = delete;
   Gauge& operator=(const Gauge&) = delete;
 
-  // The gauge must outlive the lease.
+  // Raises the gauge until the lease ends. The gauge must outlive the lease.
   [[nodiscard]] Lease hold(std::uint64_t bytes);
 
-  // False, and `lease` as it was, when the sum would pass `limit`, unless nothing at all is held.
+  // Raises the gauge and sets `lease`. Returns false, and changes nothing, if the sum would pass `limit`; but a gauge
+  // at 0 takes any number of bytes.
   [[nodiscard]] bool try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease);
 
   [[nodiscard]] std::uint64_t now_bytes() const { return now_.load(std::memory_order_relaxed); }

@@ -28,7 +28,7 @@ void Ledger::count_evicted(std::uint64_t bytes) {
   if (!warned_of_eviction_.exchange(true)) {
     log_warning(
         "the device has no memory left, or the program asked for room: saved tensors that were to stay are copied out, "
-        "and backward waits for some of them. Options::device_budget plans that ahead.");
+        "and backward waits for some of them. Options::device_budget plans that in advance.");
   }
 }
 

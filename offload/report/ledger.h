@@ -15,7 +15,7 @@
 
 namespace ebb {
 
-// What an offloader counts: what became of storages, and how many bytes ebb holds in device memory.
+// The counts of an offloader: the decision that each storage came to, and how many bytes ebb holds in device memory.
 //
 // Threads: every member may be called from any thread.
 class Ledger {
@@ -28,21 +28,21 @@ class Ledger {
   [[nodiscard]] Gauge& if_kept() { return account_->if_kept; }
   [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
 
-  // Count storages, once it is certain what becomes of them.
+  // Count a storage, once it has been offloaded, dropped, evicted or kept.
   void count_offloaded(std::uint64_t bytes);
   void count_dropped(std::uint64_t bytes);
   void count_evicted(std::uint64_t bytes);
   void count_kept(KeptReason reason, std::uint64_t bytes);
 
-  // The most that one request for device memory is expected to be: the largest storage that was saved so far, wherever
-  // it stayed, or what was expected.
+  // The largest single request for device memory that is expected: the maximum of all calls of expect_request(), which
+  // is called for every saved storage and for requests that have failed.
   [[nodiscard]] std::uint64_t largest_request_bytes() const { return largest_request_bytes_; }
   void expect_request(std::uint64_t bytes) { raise_to(largest_request_bytes_, bytes); }
 
-  // Counts bytes as a storage's that is held on the device.
+  // Counts `bytes` of a storage as held on the device, until the result ends.
   [[nodiscard]] DeviceAccount::Held hold(std::uint64_t bytes) { return {account_, bytes}; }
 
-  // `memory` as a storage, counted as held on the device until nobody uses that.
+  // Makes `memory` a storage, whose bytes are counted as held on the device until nobody uses the storage.
   [[nodiscard]] c10::Storage counted(c10::DataPtr memory, std::size_t bytes);
 
  private:

@@ -42,7 +42,7 @@ std::string_view to_string(KeptReason reason) {
     case KeptReason::kCaptured:
       return "captured";
     case KeptReason::kDeferred:
-      return "put off";
+      return "deferred";
   }
   return "?";
 }

@@ -13,14 +13,14 @@ std::uint64_t gone_bytes(const Stats& stats) {
   return stats.offloaded.bytes + stats.dropped.bytes + stats.evicted.bytes;
 }
 
-// A few percent of what it would have been: less than that is no gain worth a copy.
+// Whether the peak is lower by a few percent than with everything kept. A smaller gain is not worth a copy.
 bool has_gained(const Stats& stats) {
   constexpr double kFewPercent = 0.05;
   return static_cast<double>(stats.saved_on_device.peak_bytes) <
          (1 - kFewPercent) * static_cast<double>(stats.saved_if_kept.peak_bytes);
 }
 
-// In each step, on average, at least this share of what it saves at most.
+// Whether a step moved, on average, at least a tenth of the most bytes that would have been saved at once.
 bool has_moved_much(const Stats& stats) {
   constexpr double kMuch = 0.1;
   return static_cast<double>(gone_bytes(stats)) >=

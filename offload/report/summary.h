@@ -9,13 +9,14 @@
 
 namespace ebb {
 
-// The fewest steps after which what they say is more than chance. The first one learns the order of backward.
+// The fewest steps after which the statistics mean more than chance. The first step learns the access order of
+// backward.
 inline constexpr std::uint64_t kEnoughSteps = 3;
 
-// As Offloader::summary.
+// Returns the text of Offloader::summary.
 [[nodiscard]] std::string summary(const Stats& stats);
 
-// One sentence or two for each thing that the user should mend; none before kEnoughSteps.
+// Returns a text of a few sentences for each setting that the user should change; no text before kEnoughSteps.
 [[nodiscard]] std::vector<std::string> warnings(const Stats& stats, const std::vector<Matches>& matches);
 
 }  // namespace ebb

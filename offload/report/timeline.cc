@@ -18,7 +18,7 @@ void Timeline::sample(std::uint64_t saved_on_device) noexcept {
   const std::chrono::duration<double, std::milli> since = Clock::now() - start_;
   try {
     samples_.push_back({since.count(), saved_on_device, backward});
-  } catch (...) {  // no memory for a picture: leave the sample out
+  } catch (...) {  // no host memory left: the sample is left out
   }
 }
 

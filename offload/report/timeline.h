@@ -17,7 +17,10 @@ class Timeline {
  public:
   static constexpr std::size_t kMaxSamples = 1'000'000;  // 24 MB; later samples are dropped until the next take
 
+  // Adds a sample of the present moment.
   void sample(std::uint64_t saved_on_device) noexcept;
+
+  // Returns the samples and begins a new timeline, whose time starts at 0.
   [[nodiscard]] std::vector<TimelineSample> take();
 
  private:

@@ -13,19 +13,19 @@ namespace ebb {
 
 class Evictable;
 
-// The storages that the policy keeps on the device and that may be copied out when the device is full, in the order of
-// their saves: backward wants the first saved last.
+// The storages that the policy has kept and that may be evicted when the device is full, in the order of their saves.
+// Backward usually needs the first saved last.
 //
 // Threads: every member may be called from any thread. The lock is held over nothing but the table.
 class EvictionQueue {
  public:
   using Id = std::uint64_t;
 
-  // `stream`: the one that made the bytes.
+  // Adds a storage behind all others. `stream`: the stream that made the bytes.
   [[nodiscard]] Id add(std::weak_ptr<Evictable> storage, c10::Stream stream);
   void remove(Id id) noexcept;
 
-  // Copies out the first saved first, until it is enough. What cannot be copied out is passed over.
+  // Evicts the first saved first, until `enough` returns true. A storage that cannot be evicted is passed over.
   void evict(const std::function<bool()>& enough);
 
  private:

@@ -5,13 +5,13 @@
 namespace ebb {
 
 Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
-                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease ahead)
+                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease window)
     : tier_(tier),
       on_device_(std::move(on_device)),
       storage_(std::move(storage)),
       arrived_(std::move(arrived)),
       stream_(stream),
-      ahead_(std::move(ahead)) {}
+      window_(std::move(window)) {}
 
 Fetched::~Fetched() {
   if (waited_for_) {
@@ -26,10 +26,10 @@ c10::Storage Fetched::get() {
   if (arrived_ != nullptr) {
     tier_.used(stream_, storage_.data(), storage_.nbytes());
   }
-  Gauge::Lease no_longer_ahead;
+  Gauge::Lease no_longer_in_window;  // destroyed after the lock is released
   {
     const MutexLock lock(mutex_);
-    no_longer_ahead = std::move(ahead_);
+    no_longer_in_window = std::move(window_);
   }
   return storage_;
 }

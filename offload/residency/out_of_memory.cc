@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// Those that are asked.
+// The offloaders that are asked for device memory.
 class Served {
  public:
   static Served& all() {
@@ -43,7 +43,7 @@ class Served {
         found.push_back(each.lock());
       }
     }
-    // Without the lock: whoever holds the last reference ends the core.
+    // The lock is released: the last reference may end here, and with it a whole Residency.
     std::erase_if(found, [device](const std::shared_ptr<Residency>& residency) {
       return residency == nullptr || residency->forked() || residency->tier().device() != device;
     });
@@ -57,7 +57,7 @@ class Served {
 };
 
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
-  if (Residency::prefetches_here()) {  // a guess, which backward does without
+  if (Residency::prefetches_here()) {  // backward can do without a prefetch
     return;
   }
   try {
@@ -72,7 +72,7 @@ void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*to
   }
 }
 
-// Whether something was let go.
+// Has the offloaders on the current device let go of memory. Returns whether any memory was let go.
 bool make_room() {
   const c10::Device device(c10::kCUDA, c10::cuda::current_device());
   const std::vector<std::shared_ptr<Residency>> offloaders = Served::all().on(device);
@@ -85,7 +85,8 @@ bool make_room() {
   }
   bool some = false;
   for (const std::shared_ptr<Residency>& residency : offloaders) {
-    // What is let go may leave holes beside memory in use, which serve no large request: so the device is asked again.
+    // Memory that was let go may lie in holes beside memory in use, which serve no large request. So the headroom is
+    // asked for again.
     while (const std::uint64_t bytes = bytes_short(cuda_headroom(device).unsplit_bytes, reserve)) {
       if (residency->evict(bytes) == 0) {
         break;
@@ -101,7 +102,7 @@ class MakeRoom final : public c10::FreeMemoryCallback {
   bool Execute() override {  // NOLINT(readability-identifier-naming): LibTorch's name
     try {
       return make_room();
-    } catch (...) {  // the allocator then does without
+    } catch (...) {  // the allocator then goes on as if no memory could be let go
       return false;
     }
   }
@@ -112,7 +113,7 @@ class MakeRoom final : public c10::FreeMemoryCallback {
 
 namespace c10 {
 
-// At the start of the program, for the registry has no lock.
+// Registered when the program starts, because the registry has no lock.
 using ebb::MakeRoom;
 REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
 
@@ -121,20 +122,20 @@ REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
 namespace ebb {
 
 std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
-  constexpr std::uint64_t kSmallest = 20 << 20;  // what LibTorch takes for a request of 1 to 10 MiB
-  constexpr std::uint64_t kUnit = 2 << 20;       // and what it rounds larger ones up to
+  constexpr std::uint64_t kSmallest = 20 << 20;  // the segment that LibTorch takes for a request of 1 to 10 MiB
+  constexpr std::uint64_t kUnit = 2 << 20;       // LibTorch rounds larger segments up to a multiple of this
   const std::uint64_t segment = std::max((reserve + kUnit - 1) / kUnit * kUnit, kSmallest);
   return segment - std::min(room, segment);
 }
 
 void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency) {
   auto* const allocator = c10::cuda::CUDACachingAllocator::get();
-  if (allocator->name() != "native") {  // cudaMallocAsync, or the user's: they do not ask
+  if (allocator->name() != "native") {  // cudaMallocAsync and allocators of the user's never ask
     return;
   }
   static std::once_flag once;
   std::call_once(once, [allocator] {
-    allocator->init(c10::cuda::device_count());  // of a device that is not known yet nothing is heard
+    allocator->init(c10::cuda::device_count());  // a device that is not initialised yet reports nothing
     allocator->attachOutOfMemoryObserver(&note_failed_request);
   });
   Served::all().add(residency);

@@ -6,32 +6,32 @@
 
 namespace ebb {
 
-// Bytes that backward will want back, as a step sees them.
+// Offloaded bytes that backward will need, as a step sees them.
 //
 // Threads: every member may be called from any thread.
 class Prefetchable {
  public:
   virtual ~Prefetchable() = default;
 
-  // Starts the copy in before anybody asks, if there is room. False: no room, or the copy cannot start; it is tried
-  // again when somebody asks. `held_bytes`: with a plan, the most that ebb may then hold on the device, instead of the
-  // window.
+  // Starts the copy in before backward asks for the bytes, if the window has room. `held_bytes`: with a plan, the most
+  // bytes that ebb may hold on the device with this copy; this bound then takes the place of the window's. Returns
+  // false if there is no room or the copy cannot be started; backward then fetches the bytes when it asks for them.
   virtual bool prefetch(std::optional<std::uint64_t> held_bytes) = 0;
 
-  // Gives up a copy in for which nobody has asked, nor is just about to. Waits for no lock under which device memory is
-  // asked for: whoever calls this may hold the device allocator's.
+  // Cancels an unclaimed prefetch, unless another thread is just about to use the copy. Waits for no lock under which
+  // device memory is asked for, because the caller may hold the device allocator's lock.
   virtual void cancel_prefetch() = 0;
 };
 
-// Who prefetches, as far as eviction has to know.
+// The owner of prefetched copies, as eviction sees it.
 //
 // Threads: every member may be called from any thread.
 class Prefetcher {
  public:
   virtual ~Prefetcher() = default;
 
-  // Gives up what was prefetched and nobody has asked for, what is needed last first, until it is enough. Waits for no
-  // lock under which device memory is asked for: whoever calls this may hold the device allocator's.
+  // Cancels unclaimed prefetches, in each step the storage that is needed last first, until `enough` returns true.
+  // Waits for no lock under which device memory is asked for, because the caller may hold the device allocator's lock.
   virtual void make_room(const std::function<bool()>& enough) = 0;
 };
 

@@ -6,22 +6,21 @@ namespace ebb {
 
 // How to make a storage's bytes again.
 //
-// Threads: `run` on one at a time.
+// Threads: `run` may be called from any thread, but only one thread at a time.
 class Recipe {
  public:
   virtual ~Recipe() = default;
   Recipe(const Recipe&) = delete;
   Recipe& operator=(const Recipe&) = delete;
 
-  // How many recipes run one inside the other to have the bytes; at least 1.
+  // How many recipes run one inside the other to make the bytes; at least 1.
   [[nodiscard]] int depth() const { return depth_; }
 
-  // The bytes, made by work on the calling thread's current stream.
-  // Throws what getting an input throws, and what the operation does, c10::OutOfMemoryError among it; it may then be
-  // called again.
+  // Makes the bytes by work on the calling thread's current stream and returns them. Throws the errors of fetching an
+  // input and of the operation, c10::OutOfMemoryError among them; the caller may then call run() again.
   [[nodiscard]] c10::Storage run();
 
-  // Whether one runs on the calling thread.
+  // Whether a recipe runs on the calling thread.
   [[nodiscard]] static bool runs_here();
 
  protected:

@@ -33,7 +33,7 @@ Residency::Residency(const Config& config, const StagingLimits& limits, Prefetch
       stash_(*tier_) {}
 
 Stats Residency::stats() {
-  stash_.sweep();  // what is over is not held
+  stash_.sweep();  // the sources of finished copies are not held
   const Counters& counters = ledger_.counters();
   const DeviceAccount& account = *ledger_.account();
   const Gauge& stash = stash_.gauge();

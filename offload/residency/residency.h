@@ -19,18 +19,18 @@
 
 namespace ebb {
 
-// What all storages of one offloader share: where their bytes go, how much of them the device may hold, and what is
-// counted. Nothing of policies nor of autograd.
+// What all storages of one offloader share: the tier that their bytes go to, the limits of what the device may hold,
+// and the counts. Residency knows nothing of policies nor of autograd.
 //
 // Threads: every member may be called from any thread.
 class Residency {
  public:
   struct Config {
     bool record_timeline = false;
-    void (*free_unused)() noexcept = nullptr;  // called first where the device is full; null for nothing
+    void (*free_unused)() noexcept = nullptr;  // called before anything is evicted; null for none
   };
 
-  // `limits` and `prefetcher` must outlive this. `trace`: as it was given to the tier; null for none.
+  // `limits` and `prefetcher` must outlive this object. `trace`: the trace that was given to the tier; null for none.
   Residency(const Config& config, const StagingLimits& limits, Prefetcher& prefetcher, std::shared_ptr<Tier> tier,
             std::shared_ptr<Trace> trace);
   Residency(const Residency&) = delete;
@@ -47,28 +47,31 @@ class Residency {
   [[nodiscard]] Ledger& ledger() { return ledger_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
-  [[nodiscard]] Gauge& retained() { return retained_; }  // sources that are kept for backward, bounded as the stash
+  [[nodiscard]] Gauge& retained() {
+    return retained_;
+  }  // sources that a prefetch keeps for backward, beside the window; bounded as the stash
   [[nodiscard]] EvictionQueue& eviction_queue() { return eviction_queue_; }
 
-  // Stands for the bytes in tensors that only carry sizes and flags.
+  // The empty storage of tensors that only carry sizes and flags.
   [[nodiscard]] const c10::Storage& no_bytes() const { return no_bytes_; }
 
-  // Counts and levels, as Offloader has them.
+  // The counts and levels that Offloader::stats returns.
   [[nodiscard]] Stats stats();
 
   // Sets counts to zero and peaks to the present levels.
   void reset_stats();
 
-  // Lets go of at least so much device memory, if it can: of sources whose copies out are under way, for which the
-  // streams wait, of what was prefetched, and then of what the policy has kept. Returns how much it was. Waits for
-  // no lock under which device memory is asked for: whoever calls this may hold the device allocator's. Nothing while
-  // the calling thread asks for memory to prefetch: a guess must not cost what backward wants next.
+  // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
+  // streams wait, then unclaimed prefetches are cancelled, and then storages that the policy has kept are evicted.
+  // Returns how many bytes were let go. Waits for no lock under which device memory is asked for, because the caller
+  // may hold the device allocator's lock. Does nothing while the calling thread asks for memory to prefetch into: a
+  // prefetch must not displace bytes that backward needs sooner.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
-  // Whether the calling thread does.
+  // Whether the calling thread asks for memory to prefetch into: whether a Prefetching lives on it.
   [[nodiscard]] static bool prefetches_here();
 
-  // Lives while it does.
+  // Marks the calling thread as asking for memory to prefetch into, as long as this object lives. May nest.
   class Prefetching {
    public:
     Prefetching();
@@ -94,7 +97,7 @@ class Residency {
   Gauge window_;
   Gauge retained_;
   EvictionQueue eviction_queue_;
-  Stash stash_;  // last: it lets go of device memory, which the gauges above count
+  Stash stash_;  // destroyed first: the stash lets go of device memory, which the gauges above count
 };
 
 }  // namespace ebb

@@ -11,13 +11,13 @@ class StagingLimits {
  public:
   virtual ~StagingLimits() = default;
 
-  // Of sources whose copies out are under way.
+  // The limit of the stash: sources whose copies out are under way.
   [[nodiscard]] virtual std::uint64_t stash() const = 0;
 
-  // Of what is prefetched.
+  // The limit of the window: bytes that have been prefetched.
   [[nodiscard]] virtual std::uint64_t window() const = 0;
 
-  // Whether sources that are kept for backward take no room in the window.
+  // Whether a source that a prefetch keeps for backward takes no room in the window.
   [[nodiscard]] virtual bool sources_beside_window() const = 0;
 };
 

@@ -22,7 +22,7 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   try {
     const MutexLock lock(mutex_);
     entries_.push_back(std::move(entry));
-  } catch (const std::bad_alloc&) {  // nothing has been moved
+  } catch (const std::bad_alloc&) {  // push_back has not moved the entry
     let_go(std::move(entry));
     return;
   }
@@ -79,9 +79,9 @@ void Stash::release(const c10::Storage& source) noexcept {
   }
 }
 
-// Only after the wait is the source let go: work that reuses its memory comes later on the same stream (R1 in
-// docs/design.md). The host may wait here (disk), so the lock is not held. A failed copy reads no more either; whoever
-// asks for its bytes hears of the error.
+// The source is let go after the wait only, so that work which reuses its memory comes behind the copy on the same
+// stream (R1 in docs/design.md). On a disk the host may wait here, so the lock is not held. A failed copy reads the
+// source no more either; its error reaches whoever asks for its bytes.
 void Stash::let_go(Entry entry) noexcept { tier_.wait_or_block(WaitPoint::kStashBound, entry.stream, entry.left); }
 
 }  // namespace ebb

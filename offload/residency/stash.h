@@ -13,9 +13,9 @@
 
 namespace ebb {
 
-// Sources of copies out that may still be under way: device memory that is already saved elsewhere but cannot be freed
-// yet. Bounded in bytes: over the bound, the compute stream waits for the oldest copy. That costs time but bounds
-// memory, however far the host runs ahead of the device.
+// Sources whose copies out may still be under way: device memory that cannot be freed before its copy is done. The
+// stash is bounded in bytes: over the bound, the compute stream waits for the oldest copy. The wait costs time but
+// bounds memory, however far the host runs ahead of the device.
 //
 // Threads: every member may be called from any thread.
 class Stash {
@@ -26,22 +26,23 @@ class Stash {
   Stash(const Stash&) = delete;
   Stash& operator=(const Stash&) = delete;
 
-  // Makes room, then holds `source`, which `stream` owns, until `left` is done or `stream` has waited for it. A source
-  // larger than the limit is waited for at once.
+  // Lets go of the oldest sources until `source` fits within the limit, then holds `source` until its copy out `left`
+  // is done or `stream`, whose memory the source is, has waited for the copy. For a source larger than the limit the
+  // stream waits at once.
   void hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
             std::uint64_t limit_bytes);
 
   // Lets go of the oldest sources whose copies are done. Never waits.
   void sweep() noexcept;
 
-  // Makes the owning streams wait for the oldest copies, and lets go of their sources, until the rest are within the
-  // limit.
+  // Makes the sources' streams wait for the oldest copies, and lets go of their sources, until the other sources are
+  // within the limit.
   void shrink_to(std::uint64_t limit_bytes) noexcept;
 
-  // The same for this source, in each version that it was saved in.
+  // Lets go of this source, in each version that the source was saved in, after making its stream wait for the copy.
   void release(const c10::Storage& source) noexcept;
 
-  // Makes the owning streams wait for all copies and lets go of everything.
+  // Makes the sources' streams wait for all copies and lets go of all sources.
   void drain() noexcept;
 
   [[nodiscard]] const Gauge& gauge() const { return gauge_; }

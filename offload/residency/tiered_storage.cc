@@ -16,11 +16,10 @@ namespace ebb {
 // Note [Where bytes go]
 // from        to          by
 // kResident   kOffDevice  offload, evict: a copy out has been started; drop: there is a recipe
-// kOffDevice  kRestored   find: a copy in has been started, or the recipe has run; prefetch: the same copy, or the
-// source
-//                         where that is still there
-// kRestored   kOffDevice  release_locked: nobody needs the bytes for now; cancel_prefetch: nobody has asked for them; a
-//                         copy in that failed
+// kOffDevice  kRestored   find: a copy in has been started, or the recipe has run;
+//                         prefetch: a copy in has been started, or the source was still alive and is held
+// kRestored   kOffDevice  release_locked: no use is pending; cancel_prefetch: the copy was unclaimed;
+//                         wait_for: the copy in has failed
 void TieredStorage::move_to_locked(State next) {
   const bool legal = state_ == State::kOffDevice ? next == State::kRestored : next == State::kOffDevice;
   TORCH_INTERNAL_ASSERT(legal, "ebb: a storage cannot go from state ", static_cast<int>(state_), " to ",
@@ -135,13 +134,13 @@ void TieredStorage::offload_deferred() noexcept {
   if (residency_->forked()) {
     return;
   }
-  bool captures = true;  // where that cannot be told, the storage stays
+  bool captures = true;  // if the tier cannot tell, the storage stays
   try {
     captures = residency_->tier().captures();
   } catch (...) {
   }
   std::optional<DeferredCopy> copy;
-  bool as_saved = false;  // else what the source holds now is what the saves get
+  bool as_saved = false;  // if the source has changed, it stays, and the saves get its present bytes
   {
     const MutexLock lock(mutex_);
     copy = std::exchange(deferred_, std::nullopt);
@@ -159,7 +158,8 @@ void TieredStorage::offload_deferred() noexcept {
 }
 
 void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
-  std::shared_ptr<Gauge::Lease> on_device;  // destroyed after what it counts, and that after the lock is released
+  std::shared_ptr<Gauge::Lease>
+      on_device;  // destroyed after `source`, which it counts; both are destroyed after the lock is released
   c10::Storage source;
   const MutexLock lock(mutex_);
   recipe_ = std::move(recipe);
@@ -179,7 +179,7 @@ const TieredStorage*& TieredStorage::fetching_here() {
   return fetching;
 }
 
-// Of what has not left the device: Note [CUDA graphs] in packed.h.
+// The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in packed.h.
 c10::Storage TieredStorage::get_for_capture_locked() const {
   std::optional<c10::Storage> there = state_ == State::kResident ? std::optional(resident_) : live_source_locked();
   TORCH_CHECK(there,
@@ -193,7 +193,7 @@ c10::Storage TieredStorage::find(c10::Stream stream, bool& device_is_full) {
     try {
       return try_find(stream);
     } catch (const c10::OutOfMemoryError&) {
-      // In a recipe whoever asked first tries again, or each recipe inside another would double the tries.
+      // Inside a recipe the outermost find() tries again; otherwise each recipe inside another would double the tries.
       if (Recipe::runs_here() || (residency_->evict(bytes_) == 0 && device_is_full)) {
         throw;
       }
@@ -227,15 +227,15 @@ c10::Storage TieredStorage::try_find(c10::Stream stream) {
       fetched->claim();
     }
   }
-  // The lock is released: on the CPU this may take as long as the disk does.
+  // The lock is released by now: on the CPU the wait may take as long as the disk does.
   if (fetched != nullptr) {
     return wait_for(fetched);
   }
   return storage ? storage : recompute(stream);
 }
 
-// The copy that work on `stream` may use: its own, for another stream may be behind or ahead of it (R4, R5 in
-// docs/design.md).
+// The restored bytes that work on `stream` may use: those in the memory of `stream` only, because nothing orders
+// another stream's work with the work on `stream` (R4, R5 in docs/design.md). Null for none.
 std::shared_ptr<Fetched> TieredStorage::restored_on_locked(c10::Stream stream) const {
   if (state_ != State::kRestored) {
     return nullptr;
@@ -247,8 +247,8 @@ std::shared_ptr<Fetched> TieredStorage::restored_on_locked(c10::Stream stream) c
   return found == on_other_streams_.end() ? nullptr : *found;
 }
 
-// A prefetched copy for another stream, which nobody has asked for, makes place and is returned; a copy that was used
-// stays for the pending uses there.
+// Makes `fetched` the restored copy. An unclaimed prefetch for another stream is replaced and returned, for the caller
+// to destroy; a claimed copy on another stream stays for the pending uses there, and `fetched` is kept beside it.
 std::shared_ptr<Fetched> TieredStorage::restore_locked(std::shared_ptr<Fetched> fetched) {
   if (state_ == State::kRestored && !restored_->is_unclaimed()) {
     on_other_streams_.push_back(std::move(fetched));
@@ -260,7 +260,7 @@ std::shared_ptr<Fetched> TieredStorage::restore_locked(std::shared_ptr<Fetched> 
   return std::exchange(restored_, std::move(fetched));
 }
 
-// Note [Asked for again]
+// The storage that was handed out on `stream`, if somebody still holds it: see Note [Asked for again].
 std::optional<c10::Storage> TieredStorage::handed_out_on_locked(c10::Stream stream) const {
   const auto found = std::ranges::find(handed_out_, stream, &HandedOut::stream);
   if (found == handed_out_.end()) {
@@ -291,7 +291,8 @@ c10::Storage TieredStorage::recompute(c10::Stream stream) {
   const MutexLock one_at_a_time(recompute_mutex_);
   {
     const MutexLock lock(mutex_);
-    if (const std::shared_ptr<Fetched> restored = restored_on_locked(stream)) {  // by another thread, meanwhile
+    if (const std::shared_ptr<Fetched> restored =
+            restored_on_locked(stream)) {  // another thread has restored the bytes meanwhile
       return restored->get();
     }
   }
@@ -315,7 +316,7 @@ c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
     return fetched->get();
   } catch (...) {
     const MutexLock lock(mutex_);
-    std::erase(on_other_streams_, fetched);  // whoever asks next tries again
+    std::erase(on_other_streams_, fetched);  // the next call of find() tries again
     if (restored_ == fetched) {
       restored_ = nullptr;
       if (on_other_streams_.empty()) {
@@ -329,7 +330,8 @@ c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
   }
 }
 
-// Room for a fetch of so many bytes more on the device.
+// Takes room in the window for a prefetch that adds `bytes` to what ebb holds on the device. With a plan `held_bytes`
+// is the bound, otherwise the window's limit is. Returns false, and takes nothing, over the bound.
 bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
   if (!held_bytes) {
     return residency_->window().try_hold(bytes_, residency_->limits().window(), room);
@@ -348,18 +350,19 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
   }
   const c10::Stream stream = residency_->tier().current_stream();
   if (std::optional<c10::Storage> source = live_source_locked()) {
-    // Where steps wait for copies, what the stash still has takes no room in the window: it would fill the window, and
+    // Where steps wait for copies, sources that the stash still has take no room in the window: they would fill it, and
     // no copy would start.
-    const std::uint64_t more = source_lease_.expired() ? bytes_ : 0;  // if others have it, it would go without ebb
+    const std::uint64_t more =
+        source_lease_.expired() ? bytes_ : 0;  // a source that only the program holds is not counted yet
     const bool beside_window = !held_bytes && residency_->limits().sources_beside_window();
     Gauge::Lease room;
     if (beside_window ? !residency_->retained().try_hold(bytes_, residency_->limits().stash(), room)
                       : !take_room(more, held_bytes, room)) {
-      return beside_window;  // somebody else has it: perhaps for long enough
+      return beside_window;  // a source not held here may still be alive at its unpack
     }
     restored_ = std::make_shared<Fetched>(residency_->tier(), *std::move(source), Ticket{}, stream,
                                           device_lease_locked(), std::move(room));
-  } else if (handed_out_on_locked(stream)) {  // the program has it, and an unpack finds it
+  } else if (handed_out_on_locked(stream)) {  // the program holds the bytes, and an unpack finds them there
     return true;
   } else {
     Gauge::Lease window;
@@ -369,7 +372,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
     try {
       const Residency::Prefetching here;
       restored_ = fetch_locked(stream, std::move(window));
-    } catch (const std::exception&) {  // a wish, not a need: when it is needed, it is asked for again
+    } catch (const std::exception&) {  // backward fetches the bytes when it needs them
       return false;
     }
   }
@@ -402,13 +405,13 @@ TieredStorage::DeviceCopies TieredStorage::release_locked() noexcept {
   return unwanted;
 }
 
-// `storage` is the source, in other memory than when it was saved.
+// Whether `storage` is the source and has other memory than when it was saved.
 bool TieredStorage::was_swapped(const c10::StorageImpl& storage) const {
   return &storage == source_identity_ && storage.data() != source_data_;
 }
 
-// The source, if somebody still has it. Without hooks backward, too, would read what memory it has by now; a recipe
-// takes what was saved.
+// The source, if somebody still holds it. A source with other memory than at its save is returned too, as autograd
+// without hooks would read that memory; but not inside a recipe, whose inputs must be as they were saved.
 std::optional<c10::Storage> TieredStorage::live_source_locked() const {
   c10::intrusive_ptr<c10::StorageImpl> source = source_.lock();
   if (!source || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
@@ -428,11 +431,11 @@ std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::
   const auto over = c10::make_scope_exit([] { fetching_here() = nullptr; });
   c10::DataPtr data = tier.allocate(bytes_);
   void* const memory = data.get();
-  // All that may fail comes before the copy starts.
+  // Every call that may fail comes before the copy starts.
   c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
   auto fetched = std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
-  // The memory may have been freed by the host while the stream still uses it (R5), and the block may still be being
-  // written (R2).
+  // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
+  // the block (R2).
   After after(WaitPoint::kInAfterMemory, stream);
   after.add(WaitPoint::kInAfterOut, left_);
   Ticket arrived = tier.copy_in(memory, *block_, after);

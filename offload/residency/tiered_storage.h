@@ -24,28 +24,25 @@ class Recipe;
 class Residency;
 
 // The bytes of one storage, and where they are: on the device, in a block of the tier, or nowhere, with a recipe to
-// make them again. Who uses the bytes, and how often, is the affair of a derived class; nothing here is of autograd.
+// make them again. A derived class knows who uses the bytes, and how often; TieredStorage knows nothing of autograd.
 //
-// kResident   The source itself is held. Every storage starts here, and stays here where a policy or a full tier leave
-//             it.
+// kResident   The source itself is held. Every storage starts in this state, and stays in it if the policy keeps the
+//             storage or the tier is full.
 // kOffDevice  The bytes are in a block of the tier, or on their way there (`left_` tells), or nowhere, with a recipe.
-// The
-//             source is not held here, though the stash, or the program, may still have it; then it is what `find`
-//             returns.
+//             The source is not held here. If the stash or the program still has the source, `find` returns it.
 // kRestored   The bytes are on the device again, or on their way (Fetched knows). Block and recipe are kept, so that
-// the
-//             bytes on the device can be released and fetched again.
+//             the bytes on the device can be released and fetched again.
 //
 // Every edge is in the table of tiered_storage.cc (Note [Where bytes go]).
 //
 // Note [Asked for again]
-// A backward may ask for the same save more than once (a custom function that calls get_saved_variables twice), and
-// each time is entitled to the bytes. What was handed out is remembered weakly: as long as somebody holds it, that is
-// what the next one gets.
+// A backward may ask for the same save more than once (a custom function that calls get_saved_variables twice), and is
+// entitled to the bytes each time. The storage that was handed out is remembered weakly: as long as somebody holds that
+// storage, the next unpack gets it, too.
 //
-// Threads: every public member may be called from any thread. The mutex is held while copies are started, not while one
-// is waited for or a recipe runs; but a tier whose copies out run at once (HostMemory::kPageable) makes starting one
-// take as long.
+// Threads: every public member may be called from any thread. The mutex is held while a copy is started, and neither
+// while a copy is waited for nor while a recipe runs. A tier whose copies out run at once (HostMemory::kPageable) holds
+// the mutex for as long as the copy takes.
 class TieredStorage : public Prefetchable, public Evictable, public std::enable_shared_from_this<TieredStorage> {
  public:
   TieredStorage(std::shared_ptr<Residency> residency, c10::Storage source);
@@ -56,44 +53,45 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] const std::shared_ptr<Residency>& residency() const { return residency_; }
 
-  // Only to compare: the storage itself may be gone.
+  // The source's address, only to compare: the source may have been destroyed.
   [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
 
-  // Lives while ebb refers to the source: kept, or in the stash.
+  // Lives while ebb refers to the source, which is resident, restored, lent, or in the stash.
   [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
 
-  // Whether the program has resized the source, or given it other memory, while it was held here. What a recipe
-  // computes from must be as it was saved.
+  // Whether the program has resized the source, or given it other memory, while the source was held here. A recipe's
+  // inputs must be as they were saved.
   [[nodiscard]] bool source_has_changed();
 
-  // Has the storage wait in the residency's eviction queue. `stream`: the one that the bytes were made on.
+  // Adds the storage to the residency's eviction queue. `stream`: the stream that the bytes were made on.
   void may_be_evicted(c10::Stream stream);
 
-  // kResident -> kOffDevice. False where the storage is not resident, waits for a deferred copy, is used by others too,
-  // or finds no room in the tier.
+  // kResident -> kOffDevice. Returns false where the storage is not resident, waits for a deferred copy, has changed
+  // since its save, is used by others too, is locked, or finds no room in the tier.
   [[nodiscard]] bool evict(c10::Stream stream) override;
 
   // kResident -> kOffDevice: starts the copy out, behind the work given to `stream` so far, and hands the source to the
-  // stash. A derived class may do something around that.
+  // stash. A derived class may wrap the call.
   virtual void offload(Block block, c10::Stream stream);
 
-  // The same in two parts: resident until the second, and for good if the copy then cannot start. See Note [Saved
-  // before it is filled] in deferred_copies.h.
+  // Offload the storage in two parts: defer_offload() notes the block and the stream, and offload_deferred() starts the
+  // copy out. The storage is resident until the second call, and stays resident if the copy then cannot be started. See
+  // Note [Saved before it is filled] in deferred_copies.h.
   void defer_offload(Block block, c10::Stream stream);
   void offload_deferred() noexcept;
 
   // kResident -> kOffDevice: lets go of the source, which `recipe` makes again.
   void drop(std::unique_ptr<Recipe> recipe);
 
-  // How many recipes run one inside the other to have the bytes; 0 without.
+  // How many recipes run one inside the other to make the bytes; 0 without a recipe.
   [[nodiscard]] int recipe_depth();
 
-  // kOffDevice -> kRestored, if the window has room: starts the copy in before anybody asks, or keeps the source where
-  // that is still there (beside the window, if StagingLimits::sources_beside_window: as many bytes as the stash may
-  // have).
+  // kOffDevice -> kRestored, if the window has room: starts the copy in before backward asks for the bytes, or holds
+  // the source if it is still alive. With StagingLimits::sources_beside_window such sources take no room in the window,
+  // and are bounded by the stash's limit instead.
   bool prefetch(std::optional<std::uint64_t> held_bytes) override;
 
-  // kRestored -> kOffDevice, of a copy that nobody has claimed.
+  // kRestored -> kOffDevice, if the copy is an unclaimed prefetch.
   void cancel_prefetch() override;
 
  protected:
@@ -102,21 +100,21 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   // When the bytes leave.
   enum class Leaves : bool { kAtItsSave, kLater };
 
-  // The bytes on the device again: on the stream that asked first, and on others.
+  // The restored bytes: for the stream that asked first, and for other streams.
   struct DeviceCopies {
     std::shared_ptr<Fetched> restored;
     std::vector<std::shared_ptr<Fetched>> on_other_streams;
   };
 
-  // The bytes of a storage that is not resident, on the device and ready for work on `stream`. Has others make room on
-  // a device that is full, and then sets `device_is_full`. Throws c10::OutOfMemoryError, what a copy failed with, or
-  // what Recipe::run throws; it may then be called again.
+  // Returns the bytes of a storage that is not resident, on the device and ready for work on `stream`. If the device is
+  // full, sets `device_is_full` and has the residency evict. Throws c10::OutOfMemoryError, the error that a copy failed
+  // with, or an error of Recipe::run; the caller may then call find() again.
   [[nodiscard]] c10::Storage find(c10::Stream stream, bool& device_is_full);
 
-  // Runs the recipe. A derived class may do something around that.
+  // Runs the recipe. A derived class may wrap the call.
   [[nodiscard]] virtual c10::Storage run(Recipe& recipe);
 
-  // The members with this suffix need the mutex.
+  // Members whose names end in _locked need the mutex.
   [[nodiscard]] c10::Storage get_for_capture_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::optional<c10::Storage> handed_out_on_locked(c10::Stream stream) const EBB_REQUIRES(mutex_);
   void remember_locked(const c10::Storage& storage, c10::Stream stream) EBB_REQUIRES(mutex_);
@@ -124,11 +122,11 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   // kRestored -> kOffDevice. The result is to be destroyed after the mutex is released.
   [[nodiscard]] DeviceCopies release_locked() noexcept EBB_REQUIRES(mutex_);
 
-  // Called with the mutex held, before the copy out is started; what it throws stops it. From its return on nothing may
-  // fail that the derived class does for it.
+  // Called with the mutex held, before the copy out is started. If this call throws, the copy out is not started. After
+  // its return the derived class may do nothing more for the copy out that may fail.
   virtual void leaves_locked(c10::Stream /*stream*/, Leaves /*when*/) EBB_REQUIRES(mutex_) {}
 
-  // What the stash may hold once this storage's source is in it.
+  // How many bytes the stash may hold once this storage's source is in the stash.
   [[nodiscard]] virtual std::uint64_t stash_limit_bytes() const;
 
   [[nodiscard]] bool is_resident_locked() const EBB_REQUIRES(mutex_) { return state_ == State::kResident; }
@@ -144,14 +142,15 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
     c10::Stream stream;
   };
 
-  // What the stash holds until the copy out is done.
+  // A source on its way into the stash, which holds the source until the copy out is done.
   struct Leaving {
     c10::Storage source;
     std::shared_ptr<Gauge::Lease> on_device;
     Ticket left;
   };
 
-  // What was handed out, on which stream. Weak: the program decides how long it lives.
+  // A storage that was handed out, and on which stream. The reference is weak: the program decides how long the storage
+  // lives.
   struct HandedOut {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     const void* data;
@@ -186,19 +185,19 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   c10::Storage resident_ EBB_GUARDED_BY(mutex_);                    // kResident
   std::shared_ptr<Gauge::Lease> on_device_ EBB_GUARDED_BY(mutex_);  // kResident
   std::optional<DeferredCopy> deferred_ EBB_GUARDED_BY(mutex_);     // kResident
-  std::weak_ptr<Gauge::Lease>
-      source_lease_;  // of the source's bytes, which count once, whoever holds the source. Fixed
-  // Of a source that was handed out, whose node holds it after all of us.
+  // Counts the source's bytes once, whoever of ebb holds the source. Never changed.
+  std::weak_ptr<Gauge::Lease> source_lease_;
+  // Counts a source that was handed out and that a node still uses after ebb has let go of it.
   std::shared_ptr<Gauge::Lease> lent_ EBB_GUARDED_BY(mutex_);
-  std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // once may_be_evicted
-  // Off the device or restored there is a block or a recipe. The recipe is fixed once the storage has left.
+  std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // set by may_be_evicted
+  // In kOffDevice and kRestored there is a block or a recipe. The recipe never changes once the storage has left.
   std::optional<Block> block_ EBB_GUARDED_BY(mutex_);
   std::unique_ptr<Recipe> recipe_;
   Ticket left_ EBB_GUARDED_BY(mutex_);                        // the copy out
   std::shared_ptr<Fetched> restored_ EBB_GUARDED_BY(mutex_);  // kRestored
-  // kRestored: on other streams than restored_'s.
+  // kRestored: copies for other streams than the stream of restored_.
   std::vector<std::shared_ptr<Fetched>> on_other_streams_ EBB_GUARDED_BY(mutex_);
-  std::vector<HandedOut> handed_out_ EBB_GUARDED_BY(mutex_);  // at most one for each stream. Note [Asked for again]
+  std::vector<HandedOut> handed_out_ EBB_GUARDED_BY(mutex_);  // at most one for each stream; Note [Asked for again]
 };
 
 }  // namespace ebb

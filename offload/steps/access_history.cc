@@ -55,7 +55,7 @@ std::vector<std::uint32_t> AccessHistory::recall(std::uint64_t signature, std::s
     const auto known = find_locked(signature);
     if (known != orders_.end()) {
       for (const std::uint32_t position : known->positions) {
-        if (position < count && !seen[position]) {  // a signature may collide: never trust its positions
+        if (position < count && !seen[position]) {  // signatures may collide, so no position is trusted
           seen[position] = true;
           order.push_back(position);
         }

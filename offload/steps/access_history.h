@@ -11,40 +11,47 @@
 
 namespace ebb {
 
-// What finished steps teach the next ones: in which order backward wanted the storages, and how much was saved. A few
-// orders are kept side by side (training and evaluation, sequence-length buckets), the oldest forgotten first.
+// What finished steps teach later steps: the access orders that backward used, and how many bytes a step saves. A few
+// access orders are kept side by side (training and evaluation, sequence-length buckets); the oldest is forgotten
+// first.
 //
 // Threads: every member may be called from any thread.
 class AccessHistory {
  public:
   static constexpr std::size_t kMaxOrders = 16;
 
-  // `observed`: positions in the order of use. `signature`: of the step's sizes.
+  // Keeps the access order of a step that has ended. `signature`: a hash of the sizes of the step's storages.
+  // `observed`: the storages' positions in the order of saving, listed in the order of use.
   void remember(std::uint64_t signature, std::vector<std::uint32_t> observed);
+
+  // Keeps the sizes of a step that has ended: the sum of its storages and the largest of them.
   void remember_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
 
-  // A step under way has come this far. Until one has ended, that is all there is to go by.
+  // Notes that a step under way has saved so many bytes so far, the largest storage among them of `largest_bytes`.
+  // Until a first step has ended, these sizes are all that the limits can go by.
   void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
 
-  // It is over. Other steps under way raise them again with what they save next.
+  // Resets the sizes of steps under way, because one of these steps is over. Every other step under way raises the
+  // sizes again at its next save.
   void lower_sizes();
 
-  // It was none: all its saves ended without backward.
+  // Notes that all saves of a step under way ended without backward: it was no training step, and nothing is learned.
   void drop_step() {
     lower_sizes();
     dropped_ = true;
   }
 
-  // Whether one was dropped since this was last asked.
+  // Whether drop_step() was called since the last call of take_dropped().
   [[nodiscard]] bool take_dropped() { return dropped_.exchange(false); }
 
-  // A permutation of [0, count): as observed under this signature, what was not used then last; else the reverse.
+  // The expected access order, a permutation of [0, count): first the positions as observed under this signature, then
+  // all other positions in the reverse of saving.
   [[nodiscard]] std::vector<std::uint32_t> recall(std::uint64_t signature, std::size_t count) const;
 
-  // Whether an order was observed under this signature.
+  // Whether an access order was observed under this signature.
   [[nodiscard]] bool knows(std::uint64_t signature) const;
 
-  // Of the last step that ended, or of the one under way where that is more.
+  // The sizes of the last step that ended, or of the steps under way where these are larger.
   [[nodiscard]] std::uint64_t saved_bytes() const {
     return std::max(ended_.saved_bytes.load(), under_way_.saved_bytes.load());
   }

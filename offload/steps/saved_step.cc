@@ -26,7 +26,7 @@ SavedStep::~SavedStep() {
   history_->remember_sizes(saved_bytes_, largest_bytes_);
   try {
     history_->remember(signature_locked(), std::move(observed_));
-  } catch (const std::bad_alloc&) {  // the order is only what the next step expects
+  } catch (const std::bad_alloc&) {  // the next step then expects another order, and works all the same
   }
 }
 
@@ -90,7 +90,8 @@ void SavedStep::ended(std::optional<Gone> gone) {
   }
 }
 
-// Their indices change: what is expected is recalled anew.
+// Erases the entries of storages that have ended. The indices of all later entries change, so the expected order is
+// recalled anew before its next use.
 void SavedStep::forget_gone_locked() {
   if (gone_ == 0) {
     return;
@@ -103,7 +104,7 @@ void SavedStep::forget_gone_locked() {
   ++resets_;
 }
 
-// Of those that went away before backward began.
+// The index of the entry with this id; nullopt for a storage that backward itself saved, which has no entry.
 std::optional<std::uint32_t> SavedStep::index_locked(Id id) const {
   const auto found = std::ranges::lower_bound(entries_, id, {}, &Entry::id);
   return found == entries_.end() || found->id != id
@@ -128,7 +129,7 @@ std::uint64_t SavedStep::signature_locked() const {
 void SavedStep::record_by(std::shared_ptr<StepRecorder> recorder) {
   std::shared_ptr<StepRecorder> before;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (recorder_ != nullptr && recorder_ != recorder) {  // the one before has seen a part of the step only
+  if (recorder_ != nullptr && recorder_ != recorder) {  // the earlier recorder has seen only a part of the step
     recorder_->disturb();
   }
   before = std::exchange(recorder_, std::move(recorder));
@@ -185,12 +186,12 @@ void SavedStep::begin_use() {
 
 bool SavedStep::asked(std::uint32_t ordinal) {
   begin_use();
-  if (part_of_.empty()) {  // no lock: it stays as it is once backward has begun
+  if (part_of_.empty()) {  // no lock: part_of_ no longer changes once backward has begun
     return false;
   }
   if (ordinal < part_of_.size()) {
     const MutexLock lock(mutex_);
-    part_ = std::max(part_, part_of_[ordinal]);  // it may have asked for it before
+    part_ = std::max(part_, part_of_[ordinal]);  // backward may ask for a candidate again
   }
   return true;
 }
@@ -199,7 +200,7 @@ void SavedStep::used(Id id) {
   begin_use();
   const MutexLock lock(mutex_);
   const std::optional<std::uint32_t> index = index_locked(id);
-  if (!index) {  // saved by the backward pass itself, in no order that is known
+  if (!index) {  // the backward pass itself saved the storage, so no order is known
     return;
   }
   if (entries_[*index].used_in == pass_) {  // backward runs over this graph again
@@ -210,7 +211,7 @@ void SavedStep::used(Id id) {
     part_ = 0;
   }
   entries_[*index].used_in = pass_;
-  if (rank_[*index] != cursor_) {  // not what was expected: look again at what has been passed over
+  if (rank_[*index] != cursor_) {  // an unexpected use: storages that were passed over are looked at again
     prefetched_to_ = 0;
     ++resets_;
   }
@@ -245,7 +246,7 @@ void SavedStep::recall_order_locked() {
   ++resets_;
 }
 
-// As the plan has it; what is not in it, last.
+// The plan's order of copies in; storages that the plan does not list come last, in the reverse of saving.
 std::vector<std::uint32_t> SavedStep::planned_order_locked() {
   const PrefetchSchedule& room = plan_->schedule.backward;
   const std::size_t planned = plan_->decisions.size();
@@ -278,7 +279,7 @@ std::vector<std::uint32_t> SavedStep::planned_order_locked() {
   return order;
 }
 
-// What ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
+// How many bytes ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
 std::optional<std::uint64_t> SavedStep::held_bytes_locked(std::size_t rank) const {
   if (!held_bytes_) {
     return std::nullopt;
@@ -306,7 +307,8 @@ void SavedStep::prefetch_early(c10::Stream stream) {
 }
 
 bool SavedStep::prefetch() {
-  std::vector<std::shared_ptr<Prefetchable>> asked;  // if the graph is dropped meanwhile, they end after the lock
+  std::vector<std::shared_ptr<Prefetchable>>
+      asked;  // if the graph is dropped meanwhile, the storages end after the lock is released
   if (!fetch_mutex_.try_lock()) {
     return false;
   }
@@ -349,14 +351,15 @@ bool SavedStep::prefetch() {
     if (const std::optional<std::uint32_t> index = index_locked(id)) {
       prefetches_locked(entries_[*index]);
     }
-    prefetches_now();         // if somebody has meanwhile asked for room and passed over this copy
-    if (resets_ == resets) {  // else what was before this rank may have been given up meanwhile
+    prefetches_now();         // a make_room() meanwhile may have passed over this copy and reset the mark
+    if (resets_ == resets) {  // otherwise prefetches of lower ranks may have been cancelled meanwhile
       prefetched_to_ = std::max(prefetched_to_, rank);
     }
   }
 }
 
-// Before the copy is started, so that whoever asks for room at the same time finds it.
+// Registers this step with its thread as one that may hold unclaimed copies. Called before the copy is started, so that
+// a make_room() on another thread finds the copy.
 void SavedStep::prefetches_now() {
   if (!prefetching_.exchange(true)) {
     steps_->prefetches(weak_from_this());
@@ -371,15 +374,15 @@ void SavedStep::make_room(const std::function<bool()>& enough) {
   cancel_prefetches(enough);
 }
 
-// Before the copy is started, too.
+// Lists the entry among the unclaimed copies. Called before the copy is started, as prefetches_now() is.
 void SavedStep::prefetches_locked(Entry& entry) {
   if (!std::exchange(entry.prefetched, true)) {
     unclaimed_.push_back(entry.id);
   }
 }
 
-// What is needed last comes first. Only what was prefetched is looked at: the step may be long, and its backward run
-// in many parts.
+// Empties the list of unclaimed copies and returns it, the copy that is needed last first. Only entries that were
+// prefetched are visited, because a step may be long and its backward may run in many parts.
 std::vector<SavedStep::Id> SavedStep::take_unclaimed_locked() {
   std::vector<Id> taken = std::exchange(unclaimed_, {});
   std::erase_if(taken, [this](Id id) EBB_REQUIRES(mutex_) { return !index_locked(id); });
@@ -388,7 +391,7 @@ std::vector<SavedStep::Id> SavedStep::take_unclaimed_locked() {
   }
   if (order_.size() == entries_.size()) {
     std::ranges::sort(taken, std::greater<>(), [this](Id id) EBB_REQUIRES(mutex_) { return rank_[*index_locked(id)]; });
-  } else {  // some came or went since: the first saved is taken to be needed last
+  } else {  // entries were added or erased since: the first saved is taken to be needed last
     std::ranges::sort(taken);
   }
   return taken;
@@ -396,17 +399,17 @@ std::vector<SavedStep::Id> SavedStep::take_unclaimed_locked() {
 
 void SavedStep::cancel_prefetches(const std::function<bool()>& enough) {
   prefetching_ = false;
-  std::vector<Id> guesses;
+  std::vector<Id> unclaimed;
   {
     const MutexLock lock(mutex_);
-    guesses = take_unclaimed_locked();
+    unclaimed = take_unclaimed_locked();
     prefetched_to_ = 0;
     ++resets_;
   }
-  for (auto guess = guesses.begin(); guess != guesses.end(); ++guess) {
+  for (auto each = unclaimed.begin(); each != unclaimed.end(); ++each) {
     if (enough()) {
       const MutexLock lock(mutex_);
-      std::for_each(guess, guesses.end(), [this](Id id) EBB_REQUIRES(mutex_) {
+      std::for_each(each, unclaimed.end(), [this](Id id) EBB_REQUIRES(mutex_) {
         if (const std::optional<std::uint32_t> index = index_locked(id)) {
           prefetches_locked(entries_[*index]);
         }
@@ -417,7 +420,7 @@ void SavedStep::cancel_prefetches(const std::function<bool()>& enough) {
     std::shared_ptr<Prefetchable> storage;
     {
       const MutexLock lock(mutex_);
-      const std::optional<std::uint32_t> index = index_locked(*guess);
+      const std::optional<std::uint32_t> index = index_locked(*each);
       storage = index ? entries_[*index].storage.lock() : nullptr;
     }
     if (storage != nullptr) {

@@ -21,100 +21,104 @@ class Prefetchable;
 class StepRecorder;
 class ThreadSteps;
 
-// One step's storages that went away, in the order of saving, and the order in which backward is expected to want them:
-// that of the last step that saved the same sizes, or else the reverse of saving. The expectation only decides what is
-// prefetched; a use in any other order is just as right.
+// The offloaded storages of one step, in the order of saving, and the access order that is expected of backward: the
+// order of the last step that saved the same sizes, or else the reverse of saving. The expected order only decides what
+// is prefetched; backward may use the storages in any other order.
 //
 // Note [Saves that are gone]
-// A step may live for long, because one of its saves does, while thousands of others come and go. So it forgets a
-// storage that ends before backward has begun, and what a backward itself saves (create_graph) it counts and never
-// lists: no order is known of that.
+// A step lives as long as one of its saves does, and thousands of its other saves may begin and end meanwhile. So the
+// step forgets a storage that ends before backward has begun. The storages that backward itself saves (create_graph)
+// are counted and never listed, because no access order is known of them.
 //
 // Threads: every member may be called from any thread.
 class SavedStep : public std::enable_shared_from_this<SavedStep> {
  public:
   static constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
 
-  // A storage that went away. Ids rise in the order of going.
+  // Names an offloaded storage. Ids rise in the order of offloading.
   using Id = std::uint64_t;
 
-  // `steps`: those of the thread that makes this one.
+  // `book`: what earlier steps have taught. `steps`: the steps of the thread that makes this step.
   SavedStep(std::shared_ptr<AccessHistory> book, std::shared_ptr<ThreadSteps> steps)
       : history_(std::move(book)), steps_(std::move(steps)) {}
 
-  // Tells the access history what was learned.
+  // Tells the access history the observed order and the sizes, if backward has begun.
   ~SavedStep();
   SavedStep(const SavedStep&) = delete;
   SavedStep& operator=(const SavedStep&) = delete;
 
-  // The ordinal of the next storage that the policy is asked about; 0 begins a step.
+  // Returns the ordinal of the next candidate and counts it; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
-  // A storage is saved, or a checkpointed region begins: the step lives until each of them has ended.
+  // Notes that a storage is saved, or that a checkpointed region begins. Each call is matched by one call of ended().
   void began();
 
-  // All saves of such a storage have ended, or the region has. `gone`: of a storage that went away.
+  // Notes that all saves of such a storage have ended, or that the region has. `gone`: names the storage, if it was
+  // offloaded.
   //
   // Note [Forward passes without backward]
-  // Evaluation under a guard, and graphs that are dropped, save and never use. Once all of a step's saves have ended
-  // before its backward began, they are forgotten, and the next save begins a step: they must not add up to a step that
-  // was never one, which would raise the bounds of stash and window and the ordinals that policies go by, nor disturb
-  // the order learned from the steps that are.
+  // Evaluation under a guard, and a graph that is dropped, make saves that no backward uses. When all of a step's saves
+  // have ended before its backward began, the step forgets them, and the next save begins a step. Otherwise such
+  // forward passes would add up to one long step: the bounds of stash and window and the ordinals that policies see
+  // would rise, and the access order learned from real steps would be disturbed.
   struct Gone {
     Id id;
     std::uint64_t bytes;
   };
   void ended(std::optional<Gone> gone = std::nullopt);
 
-  // Adds a storage that went away, as decided at its save or later; `stream`: on which it was saved; `ordinal`: as
-  // Candidate::ordinal.
+  // Adds an offloaded storage and returns its id. `stream`: the one that the storage was saved on. `ordinal`: as
+  // Candidate::ordinal. `when`: whether the storage was offloaded at its save, or evicted later.
   enum class Went : bool { kAtItsSave, kLater };
   Id append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
             Went when);
 
-  // The storage that went away last at its save, and the largest of those before it.
+  // The bytes of the last storage that was offloaded at its save, and of the largest one before it.
   struct LastSave {
     std::uint64_t bytes = 0;
     std::uint64_t largest_before = 0;
   };
   [[nodiscard]] LastSave last_save();
 
-  // What the step is recorded by, and the plan that it follows from now on; null for none.
+  // The recorder that observes the step, and the plan that the step follows from now on; null for none.
   void record_by(std::shared_ptr<StepRecorder> recorder);
   void follow(std::shared_ptr<const Plan> plan);
   [[nodiscard]] std::shared_ptr<StepRecorder> recorder();
   [[nodiscard]] std::shared_ptr<const Plan> plan();
 
-  // Backward has begun: it has asked for something that this step saved.
+  // Notes that backward has begun, by asking for one of this step's saves.
   void begin_use();
 
-  // Backward has asked for this candidate, wherever it is: with a plan, that is how far backward has come. Whether
-  // there is a plan.
+  // Notes that backward has asked for this candidate, resident or not. Under a plan the candidate tells which part of
+  // backward has begun. Returns whether there is a plan.
   bool asked(std::uint32_t ordinal);
 
-  // Backward has asked for this storage.
+  // Notes that backward has asked for this offloaded storage.
   void used(Id id);
 
-  // Starts copies in for what comes next, until the window is full, or with a plan its room (PrefetchSchedule). Whether
-  // that is now all there is.
+  // Starts copies in of the storages that are expected next, until the window is full, or under a plan until the bytes
+  // that PrefetchSchedule allows are held. Returns whether every storage that backward still needs has been prefetched.
   bool prefetch();
 
-  // The same before backward has asked for anything, if it is known in which order it will. `stream`: the calling
-  // thread's; copies in belong to it, so it must be the one of the last save, on which backward will begin.
+  // Prefetches before backward has asked for anything, if the access order is known. `stream`: the calling thread's
+  // current stream, whose pool the memory comes from. Nothing happens unless the last save was made on this stream,
+  // too, because backward will begin there.
   void prefetch_early(c10::Stream stream);
   [[nodiscard]] bool tried_early() const { return tried_early_; }
 
-  // Whether a step with the same sizes has been seen.
+  // Whether the access order is known: from a plan, or from an earlier step with the same sizes.
   [[nodiscard]] bool order_is_known();
 
-  // Gives up what was prefetched and nobody has asked for, but for what another thread is just about to use. Where
-  // backward covers a part of the graph only, and the graph lives on, it would hold the window, which is for all steps.
+  // Cancels all unclaimed prefetches, except a copy that another thread is just about to use. A backward that covers
+  // only a part of a graph leaves unclaimed copies behind, and a graph that lives on would hold the window with them,
+  // which all steps share.
   void cancel_prefetches() {
     cancel_prefetches([] { return false; });
   }
 
-  // The same on a device that has no memory left, what is needed last first, until it is enough. For the rest of the
-  // pass only what comes next is prefetched, or it would be given up again and again.
+  // Cancels unclaimed prefetches on a device that has no memory left, the storage that is needed last first, until
+  // `enough` returns true. For the rest of the backward pass only the storage that is needed next is prefetched;
+  // otherwise prefetches would be cancelled again and again.
   void make_room(const std::function<bool()>& enough);
 
   // Whether backward has begun.
@@ -126,9 +130,9 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
     std::weak_ptr<Prefetchable> storage;
     std::uint64_t bytes;
     std::uint32_t ordinal;
-    std::uint64_t used_in = 0;  // the last pass over the graph that has used it
-    bool gone = false;
-    bool prefetched = false;  // is in unclaimed_
+    std::uint64_t used_in = 0;  // the last pass over the graph that has used the storage
+    bool gone = false;          // the storage ended before backward began
+    bool prefetched = false;    // the id is in unclaimed_
   };
 
   static constexpr std::uint64_t kFirstPass = 1;
@@ -149,38 +153,45 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   const std::shared_ptr<ThreadSteps> steps_;
   std::atomic<bool> in_use_{false};
   std::atomic<bool> tried_early_{false};
-  std::atomic<bool> prefetching_{false};  // told `steps_` so
+  std::atomic<bool> prefetching_{false};  // `steps_` knows that this step may hold unclaimed copies
 
-  // Taken before any storage's lock, too; at most one thread prefetches.
+  // Held while prefetching, so that at most one thread does. Taken before any storage's lock, too.
   Mutex fetch_mutex_ EBB_ACQUIRED_BEFORE(mutex_);
 
   Mutex mutex_;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
-  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;          // that have begun and not ended
-  std::uint64_t saved_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // of the storages that went away
+  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;          // storages and regions that have begun and not ended
+  std::uint64_t saved_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // of the offloaded storages
   std::uint64_t largest_bytes_ EBB_GUARDED_BY(mutex_) = 0;
-  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // that live
+  // Of the storages that backward saved and that live.
+  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) = 0;
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;
-  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);                      // by id. Fixed by the first use
-  mutable std::optional<std::uint64_t> signature_ EBB_GUARDED_BY(mutex_);  // of entries_, once it was asked for
-  std::size_t gone_ EBB_GUARDED_BY(mutex_) = 0;                            // of the entries
+  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);  // sorted by id; fixed by the first use
+  // Of entries_; nullopt until signature_locked() is called.
+  mutable std::optional<std::uint64_t> signature_ EBB_GUARDED_BY(mutex_);
+  std::size_t gone_ EBB_GUARDED_BY(mutex_) = 0;  // how many entries have ended
   LastSave last_save_ EBB_GUARDED_BY(mutex_);
   std::shared_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::shared_ptr<const Plan> plan_ EBB_GUARDED_BY(mutex_);
-  std::optional<c10::Stream> last_stream_ EBB_GUARDED_BY(mutex_);  // on which something was saved
-  std::vector<std::uint32_t> order_ EBB_GUARDED_BY(mutex_);  // expected, as indices of entries; fixed by the first use
-  std::vector<std::uint32_t> rank_ EBB_GUARDED_BY(mutex_);   // of each entry in `order_`
-  std::vector<std::uint32_t> observed_ EBB_GUARDED_BY(mutex_);  // what the first pass really did
+  std::optional<c10::Stream> last_stream_ EBB_GUARDED_BY(mutex_);  // of the last storage that was appended
+  // The expected access order, as indices of entries_; fixed by the first use.
+  std::vector<std::uint32_t> order_ EBB_GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> rank_ EBB_GUARDED_BY(mutex_);  // the position of each entry in order_
+  // The access order of the first pass, as indices of entries_.
+  std::vector<std::uint32_t> observed_ EBB_GUARDED_BY(mutex_);
   std::uint64_t pass_ EBB_GUARDED_BY(mutex_) = kFirstPass;
-  std::vector<std::uint32_t> part_of_;  // with a plan: by ordinal, the part of backward that begins with its need
-  std::vector<std::uint32_t> last_part_ EBB_GUARDED_BY(mutex_);    // with a plan: of each of `order_`, or kNotPlanned
+  // With a plan: by ordinal, the part of backward that the candidate's need begins. Written under mutex_, and never
+  // once backward has begun.
+  std::vector<std::uint32_t> part_of_;
+  // With a plan: for each rank of order_, CopyIn::last_part or kNotPlanned.
+  std::vector<std::uint32_t> last_part_ EBB_GUARDED_BY(mutex_);
   std::optional<RangeMinimum> held_bytes_ EBB_GUARDED_BY(mutex_);  // with a plan: PrefetchSchedule::held_bytes
-  std::uint32_t part_ EBB_GUARDED_BY(mutex_) = 0;                  // in which backward is
-  std::size_t prefetched_to_ EBB_GUARDED_BY(mutex_) = 0;  // rank up to which everything unused has been prefetched
-  std::uint64_t resets_ EBB_GUARDED_BY(mutex_) = 0;       // of `prefetched_to_`
-  std::vector<Id> unclaimed_ EBB_GUARDED_BY(mutex_);      // what was prefetched since guesses were last given up
-  std::size_t cursor_ EBB_GUARDED_BY(mutex_) = 0;         // rank behind the last use
-  bool device_is_full_ EBB_GUARDED_BY(mutex_) = false;    // copies ahead were given up for want of room, in this pass
+  std::uint32_t part_ EBB_GUARDED_BY(mutex_) = 0;                  // with a plan: the part that backward has come to
+  std::size_t prefetched_to_ EBB_GUARDED_BY(mutex_) = 0;  // every unused storage of a lower rank has been prefetched
+  std::uint64_t resets_ EBB_GUARDED_BY(mutex_) = 0;       // how often prefetched_to_ was set back to 0
+  std::vector<Id> unclaimed_ EBB_GUARDED_BY(mutex_);      // prefetched since prefetches were last cancelled
+  std::size_t cursor_ EBB_GUARDED_BY(mutex_) = 0;         // the rank after that of the last use
+  bool device_is_full_ EBB_GUARDED_BY(mutex_) = false;    // make_room() was called in this pass
 };
 
 }  // namespace ebb

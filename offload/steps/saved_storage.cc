@@ -17,7 +17,7 @@ SavedStorage::Use::Use(std::shared_ptr<SavedStorage> storage) : storage_(std::mo
 }
 
 SavedStorage::Use::~Use() {
-  if (storage_->residency()->forked()) {  // the lock may never be released here
+  if (storage_->residency()->forked()) {  // in a child the lock may be held forever
     return;
   }
   DeviceCopies no_longer_needed;  // destroyed after the lock is released
@@ -140,32 +140,33 @@ c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {
       step_->used(*step_id_);
     }
   }
-  // In a recipe, backward has asked for what is made from this.
+  // Inside a recipe backward has asked for the recipe's result, and not for this storage.
   const bool planned = !Recipe::runs_here() && step_->asked(ordinal);
   if (resident && !planned) {  // Note [Before the first use] in stall_monitor.h
     return storage;
   }
   if (!device_is_full && step_->prefetch()) {
-    residency()->tier().flush();  // nothing more will join what has been gathered
+    residency()->tier().flush();  // no further copy will join the batch
   }
   residency()->stash().sweep();
   return storage;
 }
 
-// The recipe's time is what the record has of it.
+// The pause names the storage, so that the record takes the pause's length as the recipe's time.
 c10::Storage SavedStorage::run(Recipe& recipe) {
   const StepRecorder::ClockPause pause(recorder_.get(), index_in_record_);
   return TieredStorage::run(recipe);
 }
 
-// Every save has had the bytes in this round, so the copy on the device has no use until a save asks again.
+// Every save has got the bytes in this round, so the copy on the device has no use until a save asks again.
 SavedStorage::DeviceCopies SavedStorage::end_round_locked() noexcept {
   ++round_;
   pending_ = uses_;
   return release_locked();
 }
 
-// Whether this was the round's first use. After the last pending use the copy on the device goes.
+// Notes the use, and releases the copy on the device after the last pending use. Returns whether the step has yet to
+// hear of a use in this round.
 bool SavedStorage::mark_used(Use& use, const c10::Storage& storage, c10::Stream stream) {
   DeviceCopies no_longer_needed;  // destroyed after the lock is released
   const MutexLock lock(mutex_);

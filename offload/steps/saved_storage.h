@@ -17,19 +17,20 @@ namespace ebb {
 class StepRecorder;
 class Steps;
 
-// The bytes that one or more saves share, in one version, and the uses that backward makes of them. Lives as long as
-// the saves.
+// The bytes that one or more saves share, in one version, and the uses that backward makes of the bytes. A SavedStorage
+// lives as long as the saves.
 //
 // Note [Pending uses]
-// Autograd destroys a save when its node has run, but with retain_graph it may unpack it again. A fetched copy is
-// needed until each of the storage's saves has been unpacked once since the fetch; then every save is pending again.
-// A repetition within one backward pass (Note [Asked for again]) is no use of its own: it ends no round, and the step,
-// which would take it for a second pass over the graph, hears nothing of it.
+// Autograd destroys a save when its node has run, but with retain_graph it may unpack the save again. A fetched copy is
+// needed until each of the storage's saves has been unpacked once since the fetch. Such a round of unpacks then ends,
+// the copy is released, and every save is pending again. A repeated unpack within one backward pass (Note [Asked for
+// again]) is no use of its own: the repetition ends no round, and the step is not told, because it would take the
+// repetition for a second pass over the graph.
 //
 // Threads: as TieredStorage.
 class SavedStorage final : public TieredStorage {
  public:
-  // One save's share. Destroyed with the save.
+  // One save's share in the storage. Destroyed with the save.
   class Use {
    public:
     explicit Use(std::shared_ptr<SavedStorage> storage);
@@ -37,9 +38,9 @@ class SavedStorage final : public TieredStorage {
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
-    // The bytes on the device, ready for work on the calling thread's current stream; prefetches what comes next.
-    // Throws c10::OutOfMemoryError, or what a copy failed with; it may then be called again. Throws c10::Error in a
-    // forked child.
+    // Returns the bytes on the device, ready for work on the calling thread's current stream, and prefetches the
+    // storages that are expected next. Throws c10::OutOfMemoryError, or the error that a copy failed with; the caller
+    // may then call get() again. Throws c10::Error in a forked child.
     [[nodiscard]] c10::Storage get();
 
     [[nodiscard]] const std::shared_ptr<SavedStorage>& storage() const { return storage_; }
@@ -47,8 +48,8 @@ class SavedStorage final : public TieredStorage {
    private:
     friend class SavedStorage;
     const std::shared_ptr<SavedStorage> storage_;
-    // The round in which this use last got the bytes, and the backward pass that got them, as LibTorch numbers passes;
-    // -1 outside of any. Guarded by the storage's mutex.
+    // The round in which this use last got the bytes, and the backward pass that got them, as LibTorch numbers backward
+    // passes; -1 outside of any backward. Guarded by the storage's mutex.
     std::uint64_t seen_ = 0;
     int seen_by_ = -1;
   };
@@ -58,22 +59,23 @@ class SavedStorage final : public TieredStorage {
                c10::VariableVersion version);
   ~SavedStorage() override;
 
-  // Its place among the step's candidates, and what the step is recorded by, or null. Before anything else is called.
+  // Sets the storage's ordinal, the recorder of its step (null for none), and the index that the recorder gave it.
+  // Called before any other member.
   void enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder, std::uint32_t index_in_record);
 
-  // It is neither offloaded nor dropped, for now.
+  // Tells the recorder that the storage is neither offloaded nor dropped, for now.
   void stays();
 
-  // Where it is in that record; nullopt if it is not recorded, or by another one.
+  // The storage's index in this recorder's record; nullopt if the storage is not recorded, or by another recorder.
   [[nodiscard]] std::optional<std::uint32_t> index_in(const StepRecorder& recorder) const;
 
-  // As TieredStorage::offload; the time that this takes is none of the recorded step's.
+  // As TieredStorage::offload, inside a ClockPause of the recorded step.
   void offload(Block block, c10::Stream stream) override;
 
   // Throws c10::Error in a forked child.
   void check_process() const;
 
-  // Stands for the bytes in tensors that only carry sizes and flags.
+  // The empty storage of tensors that only carry sizes and flags.
   [[nodiscard]] const c10::Storage& no_bytes() const;
 
  private:
@@ -88,14 +90,14 @@ class SavedStorage final : public TieredStorage {
   Steps& steps_;
   const std::shared_ptr<SavedStep> step_;
   const c10::VariableVersion version_;              // kept alive for VersionId
-  std::uint32_t ordinal_ = SavedStep::kNotPlanned;  // as the next two: written once, under mutex_
+  std::uint32_t ordinal_ = SavedStep::kNotPlanned;  // this and the next two are written once, under mutex_
   std::uint32_t index_in_record_ = 0;
   std::shared_ptr<StepRecorder> recorder_;
   const Gauge::Lease if_kept_;
 
-  std::optional<SavedStep::Id> step_id_;            // written once, under mutex_, when the bytes leave in a copy out
-  std::uint64_t round_ EBB_GUARDED_BY(mutex_) = 1;  // Note [Pending uses]
-  std::uint64_t told_round_ EBB_GUARDED_BY(mutex_) = 0;  // the last round of which the step has been told
+  std::optional<SavedStep::Id> step_id_;                 // written once, under mutex_, when a copy out begins
+  std::uint64_t round_ EBB_GUARDED_BY(mutex_) = 1;       // Note [Pending uses]
+  std::uint64_t told_round_ EBB_GUARDED_BY(mutex_) = 0;  // the last round that the step has heard of
   std::size_t uses_ EBB_GUARDED_BY(mutex_) = 0;
   std::size_t pending_ EBB_GUARDED_BY(mutex_) = 0;  // uses that have not got the bytes in this round
 };

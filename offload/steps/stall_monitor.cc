@@ -5,7 +5,7 @@
 namespace ebb {
 namespace {
 
-constexpr double kLeastMs = 1;  // a step
+constexpr double kLeastMs = 1;  // waits of a step that are shorter count as none
 constexpr int kPatience = 4;
 
 }  // namespace

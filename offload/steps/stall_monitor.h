@@ -10,29 +10,32 @@ namespace ebb {
 // Whether steps wait for copies.
 //
 // Note [Before the first use]
-// Backward often begins with what was not moved, an output head say, and asks for nothing meanwhile; then the link is
-// idle. (With Llama-3-8B's shape in bfloat16, 9 layers, that is 34 of 472 ms on an H200.) So where steps wait for
-// copies anyway, the first copies in start as soon as backward begins, before it has asked for anything. Not where they
-// do not: what is fetched early takes room where a step often has its peak, in the head's backward.
+// Backward often begins with operations whose saves were kept, an output head say, and asks for no offloaded storage
+// meanwhile, so the link is idle. (With Llama-3-8B's shape in bfloat16, 9 layers, the link is idle for 34 of 472 ms on
+// an H200.) So where steps wait for copies, the first copies in start as soon as backward begins, before it has asked
+// for anything. Where steps do not wait, no copy starts that early: the fetched bytes would take memory in the head's
+// backward, where a step often has its peak.
 //
 // Threads: every member may be called from any thread.
 class StallMonitor {
  public:
-  // A backward begins. `stalls`: the tier's. `expected`: whether its order of use is known; until then waiting teaches
-  // nothing. Whether one of the last few steps waited.
+  // Notes that a backward begins, and returns whether one of the last few steps waited for copies. `stalls`: the tier's
+  // present figures. `expected`: whether the access order of this backward is known; waits of a backward whose order
+  // was not known teach nothing.
   bool backward_begins(const StallStats& stalls, bool expected);
 
   [[nodiscard]] bool steps_wait() const { return patience_ > 0; }
 
-  // What was started early was for another graph than the one that backward ran on. Steps are then taken not to wait
-  // until they have again, or wrong guesses, which make streams wait, would bring forth more of them.
+  // Notes that early prefetches were for another graph than the one that backward ran on. Steps are then taken not to
+  // wait until a later step waits. Otherwise the waits that wrong prefetches cause would bring forth more early
+  // prefetches.
   void early_prefetch_was_wrong();
 
  private:
   Mutex mutex_;
   double seen_ms_ EBB_GUARDED_BY(mutex_) = 0;
-  bool expected_ EBB_GUARDED_BY(mutex_) = false;  // the last one
-  std::atomic<int> patience_{0};                  // backwards without a stall until steps are taken not to wait
+  bool expected_ EBB_GUARDED_BY(mutex_) = false;  // of the last backward that began
+  std::atomic<int> patience_{0};  // how many more backwards without waits until steps are taken not to wait
 };
 
 }  // namespace ebb

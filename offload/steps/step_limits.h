@@ -12,7 +12,7 @@ namespace ebb {
 
 class SavedStep;
 
-// The limits as steps see them. Two strategies: without a budget, and as a step's plan has them.
+// The limits of stash and window, as steps see them. AdaptiveLimits serve without a budget, PlannedLimits with one.
 //
 // Threads: every member may be called from any thread.
 class StepLimits : public StagingLimits {
@@ -23,7 +23,7 @@ class StepLimits : public StagingLimits {
   [[nodiscard]] virtual std::uint64_t stash(SavedStep& step, std::uint32_t ordinal) const = 0;
 };
 
-// As the user has set them, or else shares of what steps save.
+// The limits that the user has set, or else shares of the bytes that steps save.
 class AdaptiveLimits final : public StepLimits {
  public:
   AdaptiveLimits(std::optional<std::uint64_t> stash_bytes, std::optional<std::uint64_t> window_bytes,
@@ -47,7 +47,8 @@ class AdaptiveLimits final : public StepLimits {
   const StallMonitor& stall_monitor_;
 };
 
-// A step without a plan takes the least memory: one storage at a time.
+// The limits of the step's plan. A step without a plan takes the least memory: stash and
+// window hold one storage at a time.
 class PlannedLimits final : public StepLimits {
  public:
   [[nodiscard]] std::uint64_t stash() const override { return 0; }

@@ -16,7 +16,7 @@ std::shared_ptr<SavedStep> Steps::of_this_thread() {
   if (std::shared_ptr<SavedStep> last = steps->last(); last != nullptr && !last->in_use()) {
     return last;
   }
-  if (!in_backward()) {  // else the earlier steps are of the backward pass that this thread runs
+  if (!in_backward()) {  // in a backward pass, that pass may be the one that uses the earlier steps
     for (const std::shared_ptr<SavedStep>& earlier : steps->take_prefetching()) {
       earlier->cancel_prefetches();
     }

@@ -16,26 +16,28 @@ namespace ebb {
 
 class SavedStep;
 
-// The steps of one offloader: those of each thread, what is saved in them, and what finished ones teach the next.
+// The steps of one offloader, by thread; the storages that are saved in the steps; and what finished steps teach later
+// steps.
 //
 // Threads: every member may be called from any thread.
 class Steps final : public Prefetcher {
  public:
   struct Config {
-    bool planned = false;                        // limits are as each step's plan has them
-    std::optional<std::uint64_t> stash_bytes{};  // without a plan, as the next; nullopt: a share of what steps save
-    std::optional<std::uint64_t> window_bytes{};
+    bool planned = false;                         // limits are those of each step's plan
+    std::optional<std::uint64_t> stash_bytes{};   // without plans; nullopt: a share of the bytes that steps save
+    std::optional<std::uint64_t> window_bytes{};  // without plans; nullopt: a share of the bytes that steps save
   };
 
   explicit Steps(const Config& config);
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
 
-  // The step that saves made on this thread now belong to: its present one, or a new one if backward has begun on that.
-  // The thread's earlier steps then give up what they have prefetched.
+  // The step that saves on the calling thread now belong to: the thread's last step, or a new step if the last one has
+  // ended or its backward has begun. When a new step begins outside of backward, the unclaimed prefetches of the
+  // thread's earlier steps are cancelled.
   [[nodiscard]] std::shared_ptr<SavedStep> of_this_thread();
 
-  // How many of the calling thread's steps have a backward that has begun, and live.
+  // How many steps of the calling thread are alive and have a backward that has begun.
   [[nodiscard]] std::size_t in_backward_here();
 
   void make_room(const std::function<bool()>& enough) override;

@@ -14,16 +14,17 @@ namespace ebb {
 
 class SavedStorage;
 
-// Finds the SavedStorage of a storage that is already saved, so that one copy serves all its saves. An entry is the
-// newest version of its storage. It cannot be taken for another storage's: a SavedStorage holds a weak reference to its
-// StorageImpl, whose address is therefore not used again while the SavedStorage exists; an entry that outlives it finds
-// nothing.
+// Finds the SavedStorage of a storage that is already saved, so that one copy serves all its saves. An entry has the
+// newest version of its storage. An entry cannot be taken for another storage's: a SavedStorage holds a weak reference
+// to its StorageImpl, whose address is therefore not used again while the SavedStorage exists, and an entry that
+// outlives its SavedStorage finds nothing.
 //
 // Threads: every member may be called from any thread.
 class StorageTable {
  public:
-  // The storage's SavedStorage in this version, or the one that `make()` returns, entered. A storage whose memory was
-  // resized or swapped is another one, even where its version says nothing of it.
+  // Returns the storage's SavedStorage in this version. If there is none, the result of `make()` is entered and
+  // returned, and `inserted` is set. A storage whose memory was resized or swapped since counts as another storage,
+  // even where the version has not changed. `make` runs under the table's lock.
   template <typename Make>
   std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, const VersionId& version, Make make,
                                                bool& inserted) {

@@ -14,8 +14,8 @@ namespace ebb {
 
 class SavedStep;
 
-// The steps that one thread has made with one offloader, as far as the next one has to know of them. Graphs that have
-// gone backward may stay alive by the thousand, so nothing here visits them.
+// The steps that one thread has made with one offloader, as far as the thread's next step has to know of them. Graphs
+// whose backward is over may stay alive by the thousand, so no member visits all living steps.
 //
 // Threads: every member may be called from any thread.
 class ThreadSteps {
@@ -24,20 +24,20 @@ class ThreadSteps {
   [[nodiscard]] std::shared_ptr<SavedStep> last();
   void begin(const std::shared_ptr<SavedStep>& step);
 
-  // A step whose backward has begun, from then until the step's end.
+  // Count the steps whose backward has begun, from the beginning of the backward until the step's end.
   void enter_backward() { in_backward_.fetch_add(1, std::memory_order_relaxed); }
   void leave_backward() { in_backward_.fetch_sub(1, std::memory_order_relaxed); }
 
-  // How many such steps live.
+  // How many steps with a backward that has begun are alive.
   [[nodiscard]] std::size_t in_backward() const { return in_backward_.load(std::memory_order_relaxed); }
 
-  // `step` may hold copies that nobody has asked for.
+  // Notes that `step` may hold unclaimed copies.
   void prefetches(std::weak_ptr<SavedStep> step);
 
-  // The steps that prefetches() was called for since this was last asked, as far as they live.
+  // Returns the living steps that prefetches() was called for since the last call of take_prefetching().
   [[nodiscard]] std::vector<std::shared_ptr<SavedStep>> take_prefetching();
 
-  // Nobody will miss it.
+  // Whether no step of the thread is alive that a later save or backward could ask for.
   [[nodiscard]] bool is_idle();
 
  private:
@@ -45,15 +45,16 @@ class ThreadSteps {
   Mutex mutex_;
   std::weak_ptr<SavedStep> last_ EBB_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<SavedStep>> prefetching_ EBB_GUARDED_BY(mutex_);
-  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // on a thread of the engine nobody takes them
+  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) =
+      64;  // entries pile up on an engine thread, where no step begins and takes them
 };
 
-// Those of all threads.
+// The ThreadSteps of all threads.
 //
 // Threads: every member may be called from any thread.
 class StepsOfThreads {
  public:
-  // The calling thread's.
+  // The calling thread's ThreadSteps, made at the first call.
   [[nodiscard]] std::shared_ptr<ThreadSteps> here();
 
   [[nodiscard]] std::vector<std::shared_ptr<ThreadSteps>> all();
@@ -61,7 +62,7 @@ class StepsOfThreads {
  private:
   Mutex mutex_;
   std::unordered_map<std::thread::id, std::shared_ptr<ThreadSteps>> steps_ EBB_GUARDED_BY(mutex_);
-  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // threads come and go
+  std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;  // threads end, and their entries stay
 };
 
 }  // namespace ebb
