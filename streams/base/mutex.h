@@ -20,7 +20,7 @@
 // Of a variable. Readers hold or share the lock, and writers hold the lock.
 #define EBB_GUARDED_BY(mutex) EBB_THREAD_SAFETY(guarded_by(mutex))
 
-// The same for what a pointer points to.
+// Of a pointer. Readers of the object that the pointer leads to hold or share the lock, and writers hold the lock.
 #define EBB_PT_GUARDED_BY(mutex) EBB_THREAD_SAFETY(pt_guarded_by(mutex))
 
 // Of a lock. A thread takes this lock before those that are named.
@@ -57,8 +57,8 @@ class EBB_THREAD_SAFETY(capability("mutex")) BasicMutex {
   void lock_shared() EBB_ACQUIRE_SHARED() { standard_.lock_shared(); }
   void unlock_shared() EBB_RELEASE_SHARED() { standard_.unlock_shared(); }
 
-  // std::mutex alone. Lets other threads have the mutex until `condition` is notified, or for a while: the caller asks
-  // again, in a loop, for what it waits for.
+  // std::mutex alone. Lets other threads have the mutex until `condition` is notified, or for a while: the caller
+  // checks in a loop whether its wait is over.
   void wait(std::condition_variable& condition) EBB_REQUIRES(this) {
     std::unique_lock lock(standard_, std::adopt_lock);
     condition.wait(lock);
