@@ -11,10 +11,10 @@
 
 namespace ebb {
 
-// The list that a copy starts after: tickets, and streams, which stand for all the work that they have been given by the
-// time of the call. Each entry has the name of its reason. The list is built where the copy is asked for, so that reason
-// and ticket stand side by side. A stream is listed, and not a point on it, so that a tier may take a later point for
-// several copies at once.
+// The list that a copy starts after: tickets, and streams, which stand for all the work that they have been given by
+// the time of the call. Each entry has the name of its reason. The list is built where the copy is asked for, so that
+// reason and ticket stand side by side. A stream is listed, and not a point on it, so that a tier may take a later
+// point for several copies at once.
 //
 // Threads: one owner at a time.
 class After {

@@ -34,7 +34,8 @@ class Block {
   // The tickets of those who still use these bytes: the next writer waits for all of them first (R3 in docs/design.md).
   [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
-  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets gates that are done.
+  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets gates that are
+  // done.
   void gate(WaitPoint why, Ticket ticket);
 
  private:

@@ -67,8 +67,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   BlockPool& operator=(const BlockPool&) = delete;
 
   // nullopt when neither a free range nor the backing, within the capacity, has room. The block's gates are the
-  // gates of its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked child, and
-  // what the backing throws.
+  // gates of its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked
+  // child, and what the backing throws.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes);
 
   [[nodiscard]] PoolStats stats() const;

@@ -34,8 +34,8 @@ struct StallStats {
 // PinnedTier (GPU and host memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
 //
 // Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and the streams in `after` have done
-// the work that they had been given by the call, and no later copy or compute work waits for it unless told to. All ordering rules are thus
-// visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
+// the work that they had been given by the call, and no later copy or compute work waits for it unless told to. All
+// ordering rules are thus visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
 //
 // Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
 //
@@ -91,8 +91,8 @@ class Tier {
   // The time between two time points of this tier, both of which must be done.
   [[nodiscard]] virtual double ms_between(const Ticket& earlier, const Ticket& later) const;
 
-  // Whether the calling thread's current stream records a CUDA graph: then nothing may be copied, because copies would be
-  // part of the graph.
+  // Whether the calling thread's current stream records a CUDA graph: then nothing may be copied, because copies would
+  // be part of the graph.
   [[nodiscard]] virtual bool captures() const { return false; }
 
   // Adds to the tier's trace, if there is one, the spans that are over and not in the trace yet.
@@ -107,8 +107,8 @@ class Tier {
   virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;
 };
 
-// Wraps every offloader's tier; null outside of tests (streams/checked sets it). To be set before the first offloader is
-// made.
+// Wraps every offloader's tier; null outside of tests (streams/checked sets it). To be set before the first offloader
+// is made.
 using TierDecorator = std::shared_ptr<Tier> (*)(std::shared_ptr<Tier>);
 void decorate_tiers(TierDecorator decorator) noexcept;
 [[nodiscard]] std::shared_ptr<Tier> decorated(std::shared_ptr<Tier> tier);

@@ -33,8 +33,8 @@ class Trace {
   std::unordered_map<std::thread::id, std::uint64_t> names_ EBB_GUARDED_BY(mutex_);
 };
 
-// Marks the calling thread's work while this object lives: a span of the trace, if there is one, and an NVTX range, which
-// costs a few nanoseconds where no profiler listens.
+// Marks the calling thread's work while this object lives: a span of the trace, if there is one, and an NVTX range,
+// which costs a few nanoseconds where no profiler listens.
 class HostRange {
  public:
   // `name` must be a literal.

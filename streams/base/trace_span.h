@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// The row of a picture in which a span is drawn. The lanes and the compute stream are the device's; on the CPU, where the calling
-// thread is the compute stream, that track shows when it was held up.
+// The row of a picture in which a span is drawn. The lanes and the compute stream are the device's; on the CPU, where
+// the calling thread is the compute stream, that track shows when it was held up.
 enum class TraceTrack : std::uint8_t { kHost, kCompute, kOutLane, kInLane };
 inline constexpr std::size_t kTraceTracks = 4;
 
@@ -19,8 +19,9 @@ struct TraceSpan {
   TraceTrack track;
   Time begin;
   Time end;
-  std::uint64_t bytes;   // 0 where the span moves no bytes
-  std::uint64_t thread;  // of TraceTrack::kHost: the host thread, numbered from small numbers on in the order of appearance
+  std::uint64_t bytes;  // 0 where the span moves no bytes
+  std::uint64_t
+      thread;  // of TraceTrack::kHost: the host thread, numbered from small numbers on in the order of appearance
 };
 
 }  // namespace ebb
