@@ -20,8 +20,7 @@ struct TraceSpan {
   Time begin;
   Time end;
   std::uint64_t bytes;  // 0 where the span moves no bytes
-  std::uint64_t
-      thread;  // of TraceTrack::kHost: the host thread, numbered from small numbers on in the order of appearance
+  std::uint64_t thread;  // of TraceTrack::kHost: the host thread, a small number in the order of appearance
 };
 
 }  // namespace ebb

@@ -70,8 +70,7 @@ void UringIo::start_chunks() {
     if (!start_one()) {
       return;
     }
-    if (busy_ == before &&
-        busy_ > 0) {  // the chunk was moved on this thread: chunks in flight may have arrived meanwhile
+    if (busy_ == before && busy_ > 0) {  // this thread moved the chunk: chunks in flight may have arrived meanwhile
       return;
     }
   }

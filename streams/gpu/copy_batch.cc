@@ -80,8 +80,7 @@ void CopyBatch::queue_locked() const noexcept {
   } catch (...) {
     error_ = std::current_exception();
     state = State::kFailed;
-    static_cast<void>(cudaStreamSynchronize(
-        lane_.stream()));  // some copies may have been queued, and a ticket is done only when they are over
+    static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // queued copies must be over before the ticket is done
     static_cast<void>(cudaGetLastError());
   }
   open_ = nullptr;

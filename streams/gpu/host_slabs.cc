@@ -88,8 +88,7 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   std::unique_ptr<void, decltype(unmap)> owner(mapping, unmap);
   const auto start = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
   auto* const data = reinterpret_cast<std::byte*>(start);
-  static_cast<void>(madvise(
-      data, bytes, MADV_HUGEPAGE));  // only advice: where it is refused, the pages are small, and copies are as fast
+  static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: copies are as fast from small pages
   static_cast<void>(madvise(data, bytes, MADV_DONTFORK));  // without this, a fork would copy all page-locked memory
   touch(data, bytes);
   slabs_.reserve(slabs_.size() + 1);
