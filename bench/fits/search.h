@@ -7,7 +7,7 @@
 namespace ebb {
 
 struct Largest {
-  std::int64_t fitting = 0;  // 0: not even 1 fits
+  std::int64_t fitting = 0;                           // 0: not even 1 fits
   std::optional<std::int64_t> failed = std::nullopt;  // the smallest number seen not to fit; none where `most` fits
   int tries = 0;
 };

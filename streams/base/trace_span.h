@@ -19,7 +19,7 @@ struct TraceSpan {
   TraceTrack track;
   Time begin;
   Time end;
-  std::uint64_t bytes;  // 0 where the span moves no bytes
+  std::uint64_t bytes;   // 0 where the span moves no bytes
   std::uint64_t thread;  // of TraceTrack::kHost: the host thread, a small number in the order of appearance
 };
 
