@@ -6,10 +6,10 @@
 
 namespace ebb {
 
-// Memory of a GPU, straight from CUDA. What it holds is not set.
+// Memory of a GPU, straight from CUDA. Its content is not set.
 class DeviceBuffer {
  public:
-  // Throws c10::Error where the GPU has no room.
+  // Throws c10::Error where the GPU has no memory left.
   DeviceBuffer(c10::Device device, std::size_t bytes);
 
   // Waits for the device: a copy may still be under way.

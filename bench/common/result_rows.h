@@ -14,14 +14,14 @@ namespace ebb {
 // Threads: one at a time.
 class ResultRows {
  public:
-  // `out`: empty for no file. Makes its folder and throws std::runtime_error if it cannot be written: before the
-  // measurements rather than after them.
+  // `out`: empty for no file. Makes the file's folder, and throws std::runtime_error if the file cannot be written: now
+  // rather than after the measurements.
   explicit ResultRows(std::filesystem::path out);
 
   // Prints the row, and writes the file anew with all rows so far: a run that is interrupted keeps what it has.
   void add(nlohmann::json row);
 
-  // Writes the file as it is: also without rows.
+  // Writes the file with the rows so far, even if there are none.
   void save() const;
 
  private:

@@ -21,13 +21,13 @@ class DiskTierRate {
   DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
                IoEngine engine);
 
-  // Leases the whole file anew, in blocks of this size: a multiple of a page that `file_bytes` is a multiple of. They
-  // must be written before they are read. Throws std::runtime_error where the disk has no room.
+  // Leases the whole file anew, in blocks of this size, which must be a multiple of a page and divide `file_bytes`. The
+  // blocks must be written before they are read. Throws std::runtime_error where the disk is full.
   void lease_blocks_of(std::size_t bytes);
 
   // GB/s (1e9 bytes) of one pass over all blocks, from before the first is queued until the last ticket is done, with
-  // at most so many tickets open. They are waited for in order, so that at times fewer are: a later one may be done
-  // first. Throws what the tickets throw.
+  // at most so many tickets open. The tickets are waited for in order, so that at times fewer are open: a later ticket
+  // may be done first. Throws the errors of the tickets.
   double gb_per_s(IoKind kind, std::size_t most_open);
 
  private:

@@ -10,23 +10,23 @@
 
 namespace ebb {
 
-// One pass over a whole file: what is moved, in which blocks, and how many of them at once.
+// One pass over a whole file: the direction, the size of the blocks, and how many blocks are in flight at once.
 struct DiskLoad {
   IoKind kind = IoKind::kWrite;
   std::size_t block_bytes = 0;
   unsigned in_flight = 1;
 };
 
-// What a disk does when nothing stands between the system and the program: a file of its own, made as a spill file is
+// The rate of a disk when nothing stands between the system and the program: a file of its own, made as a spill file is
 // (without a name, preallocated, direct), and plain transfers, without checksums, copies or tickets.
 //
 // Threads: one at a time.
 class RawDisk {
  public:
-  // `memory`, aligned to a page, is what the file's bytes are written from and read to, again and again from its start:
-  // it must be a multiple of every block, as must `file_bytes`, and hold all that is in flight. Throws
-  // std::runtime_error where the folder's disk has no room, and where its file system has no direct I/O or is memory;
-  // else what SpillFile throws.
+  // `memory`, aligned to a page, is the source of writes and the target of reads, again and again from its start: its
+  // size must be a multiple of every block's, as must `file_bytes`, and it must hold all that is in flight. Throws
+  // std::runtime_error where the folder's disk is full, and where its file system has no direct I/O or is in memory;
+  // otherwise the exceptions of SpillFile.
   RawDisk(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory);
 
   // GB/s (1e9 bytes) of one pass by one thread with io_uring, or by as many threads as transfers are in flight, with

@@ -21,24 +21,24 @@ enum class Direction : std::uint8_t { kDeviceToHost, kHostToDevice };
 
 struct CopyRate {
   double gb_per_s = 0;         // 1e9 bytes
-  double enqueue_us_each = 0;  // what a copy cost the host
+  double enqueue_us_each = 0;  // the cost of a copy to the host
   bool queued_ahead = false;   // all copies were queued before the first started
 };
 
-// What the link between a GPU and host memory does: cudaMemcpyAsync back to back on one stream for each direction,
-// timed by events on these streams. The host memory is made as ebb's pool makes it.
+// The rate of the link between a GPU and host memory: cudaMemcpyAsync back to back on one stream for each direction,
+// timed by events on these streams. The host memory is made as the memory of ebb's pool.
 //
-// Copies of pinned memory are all queued before the first starts, so that the host's pace is not in the rate. Those of
-// pageable memory cannot be: their call blocks until the host's part of the copy is done. There each direction has a
-// thread.
+// Copies of pinned memory are all queued before the first starts, so that the host's pace is not in the rate. Copies
+// of pageable memory cannot be queued so: their call blocks until the host's part of the copy is done. For pageable
+// memory each direction has a thread.
 //
 // Threads: one at a time.
 class RawLink {
  public:
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
-  // Takes 2 GiB of the device's memory and of the host's. Throws std::runtime_error where the host has no room,
-  // c10::Error where the device has none.
+  // Takes 2 GiB of the device's memory and of the host's. Throws std::runtime_error where the host has no memory left,
+  // c10::Error where the device has none left.
   RawLink(c10::Device device, bool pinned);
 
   // How many copies of so many bytes a measurement has.
@@ -47,7 +47,7 @@ class RawLink {
   // A copy's size is at most kMostBytes. Each throws c10::Error for what CUDA refuses.
   CopyRate alone(Direction direction, std::size_t bytes);
 
-  // First device to host, then host to device.
+  // Both directions at once. The first result is device to host, the second host to device.
   std::pair<CopyRate, CopyRate> together(std::size_t bytes);
 
  private:
@@ -59,7 +59,7 @@ class RawLink {
   };
   struct Mark {
     std::unique_ptr<const CudaEvent> reached;
-    std::size_t bytes;  // that have been copied then
+    std::size_t bytes;  // that have been copied by this point
   };
   struct Queued {
     std::vector<Mark> marks;

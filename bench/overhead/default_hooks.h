@@ -11,15 +11,18 @@ namespace ebb {
 // Which saved-tensor hook autograd gives a save by default.
 enum class DefaultHooks : std::uint8_t {
   kNone,   // LibTorch's own engine: no hook at all
-  kIdle,   // keeps the tensor that it gets: what any hook costs. Leaks where an operation saves its own output
-  kLeast,  // the least that is right in every program: such an output without its history, and its version checked
+  kIdle,   // keeps the tensor that it gets: the cost of any hook. Leaks where an operation saves its own output
+  kLeast,  // the least that is right in every program: an operation's own output without its history, and its version
+           // checked
 };
 
-// Has autograd use these hooks while it lives, whatever engine was installed before (Note [An engine that forwards] in
-// offload/autograd/engine.h): what is measured beside ebb must come the way that ebb's hooks come. A hook that is
-// handed to SavedVariable::register_hooks costs more, because the save has been made without it by then.
+// Has autograd use these hooks while this object lives, whatever engine was installed before (Note [An engine that
+// forwards] in offload/autograd/engine.h): hooks that are measured beside ebb must be installed as ebb's hooks are. A
+// hook that is handed to SavedVariable::register_hooks costs more, because the save has been made without the hook by
+// then.
 //
-// The first Offloader of a process installs ebb's engine, so it must be older than the first of these.
+// The first Offloader of a process installs ebb's engine, so that Offloader must be made before the first object of
+// this class.
 //
 // Threads: one at a time in the process.
 class DefaultHooksInForce {

@@ -9,8 +9,9 @@
 
 namespace ebb {
 
-// A tier of the CPU whose copies are done at once and copy nothing, over addresses that nobody reads: what is left of
-// an offloaded save's cost is ebb's own. Only to measure that. What comes back is not what was saved.
+// A tier of the CPU whose copies are done at once and copy nothing, over addresses that nobody reads, so that
+// the remaining cost of an offloaded save is ebb's own. Only for measuring that cost: the bytes that come back are not
+// the bytes that were saved.
 //
 // Threads, errors: as Tier.
 class NullTier final : public Tier {

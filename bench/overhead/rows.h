@@ -10,18 +10,18 @@ namespace ebb {
 // The parts of the overhead benchmark, each in a file of its own. A row that needs a GPU is left out where there is
 // none, with a line on stderr that names it.
 void register_saves();        // saves passed through, moved and restored
-void register_copies();       // what moving takes without ebb, and its tier alone
-void register_live_graphs();  // does it grow with what is alive?
+void register_copies();       // what moving takes without ebb, and with ebb's tier alone
+void register_live_graphs();  // whether the cost of a save grows with what is alive
 void register_no_room();      // saves that were to move and find no room
 
 // The GPU, if there is one.
 [[nodiscard]] bool has_gpu();
 inline const c10::Device kGpu{c10::kCUDA, 0};
 
-// Says that a row is left out.
+// Says on stderr that a row is left out.
 void skip_without_gpu(const std::string& row);
 
-// A time that is read where it was wanted, else 0.
+// A time that is read where it is wanted, and else 0.
 class Stopwatch {
  public:
   explicit Stopwatch(bool runs = true) : runs_(runs) {}

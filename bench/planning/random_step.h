@@ -11,15 +11,15 @@ namespace ebb {
 struct RandomStep {
   std::size_t storages;
   std::uint64_t other_bytes = 5;  // of device memory
-  std::uint64_t head_bytes = 0;   // more than 0: up to so much more of it between the last save and backward
+  std::uint64_t head_bytes = 0;   // at most so much more device memory between the last save and backward
   bool still_in_use = false;      // a third of the storages, by the forward pass, for some time after their save
 };
 
-// Storages of 1 to 20 bytes, half of which can be recomputed from some of the seven before, and which backward needs in
-// reverse.
+// A step of storages of 1 to 20 bytes, which backward needs in reverse. Half of them can be recomputed from some of the
+// seven before.
 [[nodiscard]] StepRecord random_step(std::mt19937_64& random, const RandomStep& step);
 
-// Of all its storages.
+// The bytes of all the step's storages.
 [[nodiscard]] std::uint64_t total_bytes(const StepRecord& record);
 
 }  // namespace ebb

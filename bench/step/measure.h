@@ -16,23 +16,24 @@ namespace ebb {
 class DeviceMemory;
 class Offloader;
 
-// The options of what stands beside plain autograd: "none" (an offloader that is switched off), "blocking" (every copy
-// in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they are), or "lean" (small
-// saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less memory for more time),
-// "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (the rest moves), "evict" (all is kept
-// until the device has no memory left), or a plan for a budget: "slowdown:0.02", "budget:12GB" (of all device memory)
-// or "least". Or by a policy alone, whatever the size: "biggest:0.2" (that share of the storages moves) or
-// "operations:SiluBackward0,MulBackward0" (what these nodes made moves). Or "checkpoint": ebb moves nothing, and every
-// block is checkpointed. Throws std::invalid_argument for another name.
+// The options of a configuration that is measured beside plain autograd: "none" (an offloader that is switched off),
+// "blocking" (every copy in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they
+// are), or "lean" (small saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less
+// memory for more time), "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (as "recompute",
+// but the rest moves), "evict" (all is kept until the device has no memory left), or a plan for a budget:
+// "slowdown:0.02", "budget:12GB" (of all device memory) or "least". Or by a policy alone, whatever the size:
+// "biggest:0.2" (that share of the storages moves) or "operations:SiluBackward0,MulBackward0" (what these nodes made
+// moves). Or "checkpoint": ebb moves nothing, and every block is checkpointed. Throws std::invalid_argument for another
+// name.
 Options config_options(const std::string& name, const Options& options);
 
-// The method that goes with it. `offloader` has those options.
+// The method that goes with the configuration of this name. `offloader` has that configuration's options.
 StepMethod config_method(const std::string& name, Offloader& offloader);
 
 struct StepTimes {
-  double first_config_ms = 0;  // the first of all, in which pools grow and nothing is known yet
+  double first_config_ms = 0;  // of the very first step, in which pools grow and no order is known yet
   std::vector<double> none_ms;
-  std::vector<double> config_ms;          // one for each of `none_ms`, run right before or after it
+  std::vector<double> config_ms;          // of the step right before or after each of `none_ms`
   std::vector<double> config_forward_ms;  // of each, on the compute stream until backward begins
 };
 
@@ -41,8 +42,8 @@ struct StepTimes {
 StepTimes time_pairs(StepWorkload& workload, StepMethod method, int warm_up, int pairs, c10::Device device);
 
 struct StepMemory {
-  // Right after the head's linear, logits included: as a step leaves it when all copies are done, and after `drain`,
-  // which lets go of the sources that ebb would keep until its next call.
+  // The memory right after the head's linear, logits included: as a step leaves it when all copies are done, and after
+  // `drain`, which lets go of the sources that ebb would keep until its next call.
   std::uint64_t undrained_after_forward_bytes = 0;
   std::uint64_t after_forward_bytes = 0;
   std::uint64_t peak_bytes = 0;  // over a whole step
@@ -55,26 +56,27 @@ StepMemory measure_memory(StepWorkload& workload, StepMethod method, DeviceMemor
 std::uint64_t largest_peak(StepWorkload& workload, StepMethod method, int steps, DeviceMemory& memory,
                            c10::Device device);
 
-// The 2-norm over all gradients of a step, summed in double precision: to be compared with other programs'.
+// The 2-norm over all gradients of a step, summed in double precision: to be compared with the norms of other programs.
 double gradient_norm(StepWorkload& workload, StepMethod method);
 
 // How often each norm came out in `steps` steps. In default mode plain autograd does not agree with itself on a GPU: a
-// norm that is far from all of plain autograd's is wrong, and only many steps show how far those are apart.
+// norm that is far from all norms of plain autograd is wrong, and only many steps show how far plain autograd's norms
+// are apart.
 std::map<double, int> gradient_norms(StepWorkload& workload, StepMethod method, int steps);
 
-// As bytes: at::equal takes +0 for -0, and no NaN for itself.
+// Compares bytes: at::equal takes +0 for -0, and no NaN for itself.
 [[nodiscard]] bool same_bits(const at::Tensor& a, const at::Tensor& b);
 
-// Plain autograd's, in host memory.
+// Plain autograd's gradients, in host memory.
 std::vector<at::Tensor> expected_gradients(StepWorkload& workload);
 
-// Whether all gradients of ten consecutive steps are those, bit for bit: the first learns the order of reads, the
-// others follow it and reuse blocks, from the third on copies may start early, and a plan is followed, and the last
+// Whether all gradients of ten consecutive steps equal the reference, bit for bit: the first learns the order of reads,
+// the others follow it and reuse blocks, from the third on copies may start early, and a plan is followed, and the last
 // follow a plan that was corrected by what its first steps took.
 // Deterministic algorithms must be on: on a GPU, plain autograd does not even agree with itself otherwise.
 bool gradients_equal(const std::vector<at::Tensor>& expected, StepWorkload& workload, StepMethod method);
 
-// What must not happen in steady state, counted over `steps` steps.
+// Counts over `steps` steps of events that must not happen in steady state.
 struct SteadyState {
   int steps = 0;
   std::uint64_t pool_growths = 0;                   // asked the system for host memory

@@ -24,8 +24,8 @@ struct StepOptions {
   std::optional<int> norms;   // steps of which to look at the gradients' norm, with and without; none unless given
   bool compare_only = false;
   std::filesystem::path out;
-  std::filesystem::path trace;    // a folder; empty for no traces
-  std::filesystem::path records;  // the same for what plans were made from
+  std::filesystem::path trace;    // the folder of traces; empty for no traces
+  std::filesystem::path records;  // the folder of the records that plans were made from; empty for no records
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
 };
@@ -35,7 +35,7 @@ struct StepOptions {
 // many layers.
 std::optional<int> parse_options(int argc, char** argv, StepOptions& options);
 
-// The shape asked for, with the layers asked for.
+// The shape of these options, with their number of layers.
 StepShape chosen_shape(const StepOptions& options);
 
 }  // namespace ebb

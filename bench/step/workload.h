@@ -28,9 +28,9 @@ class StepWorkload {
   StepWorkload(const StepShape& shape, at::ScalarType dtype, c10::Device device)
       : model_(make_step_model(shape, dtype, device)) {}
 
-  // What is called on the way, if anything.
+  // Functions that are called on the way; empty for none.
   struct Calls {
-    std::function<void()> after_head = {};  // right after its linear
+    std::function<void()> after_head = {};  // right after the head's linear
     std::function<void()> before_backward = {};
   };
 

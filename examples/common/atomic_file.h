@@ -8,7 +8,7 @@ namespace ebb {
 
 // Writes a file that appears whole or not at all: into FILE.partial beside it, then flushed to the disk, then renamed
 // over FILE. What FILE held before stays until then, whatever goes wrong, and a run that is killed leaves at most
-// FILE.partial, which the next one overwrites.
+// FILE.partial, which the next run overwrites.
 class AtomicFile {
  public:
   // Throws std::runtime_error that names the file and the reason, as does commit.
@@ -31,14 +31,14 @@ class AtomicFile {
   int error_ = 0;  // errno of the first write that failed
 };
 
-// `text` as such a file.
+// Writes `text` as a file that appears whole or not at all.
 void write_atomic_file(const std::filesystem::path& file, std::string_view text);
 
-// For a file that is to be written much later: throws now what writing it would throw, as far as that can be known.
+// For a file that is written much later: throws now the exceptions of writing the file, as far as they can be known.
 // Leaves the file as it is.
 void require_writable(const std::filesystem::path& file);
 
-// Makes the folder, and those above it, where they are not there. Throws std::runtime_error that names it.
+// Makes the folder, and the folders above it, where they do not exist. Throws std::runtime_error that names the folder.
 void make_folder(const std::filesystem::path& folder);
 
 }  // namespace ebb

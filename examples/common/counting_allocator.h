@@ -7,14 +7,14 @@
 
 namespace ebb {
 
-// The CPU allocator that was installed before it, plus a count of the bytes in use: LibTorch keeps none for the CPU.
+// The CPU allocator that was installed before this, plus a count of the bytes in use: LibTorch keeps none for the CPU.
 //
 // Threads: every member may be called from any thread. The peak is exact for one thread and may miss an instant where
 // several allocate and free at once.
 class CountingAllocator : public c10::Allocator {
  public:
-  // Puts it in the place of LibTorch's CPU allocator, once in a process and for good: memory that it gave out comes
-  // back to it however late. Call it before the threads that allocate start.
+  // Puts the instance in the place of LibTorch's CPU allocator, once in a process and for good: memory that the
+  // instance gave out comes back to it however late. To be called before the threads that allocate start.
   static CountingAllocator& install();
 
   c10::DataPtr allocate(std::size_t bytes) override;

@@ -13,8 +13,8 @@ namespace ebb {
 class LlamaBlock;
 
 // Token embedding, pre-norm blocks (grouped-query attention with rope, then SwiGLU), a final norm and an untied head;
-// no biases, no dropout. Weights start normal with deviation 0.02, the same for the same seed, device kind and dtype,
-// and without touching LibTorch's global generator.
+// no biases, no dropout. Weights start normal with deviation 0.02, equal for equal seed, device kind and dtype,
+// and drawn without LibTorch's global generator.
 //
 // The forward comes in two parts so that a caller can put the head under a NoOpGuard: its saves are wanted at once.
 class Llama : public torch::nn::Module {

@@ -7,10 +7,10 @@
 
 namespace ebb {
 
-// Random crops of a text: what a step reads, and the same bytes shifted by one, which it is to predict.
+// Random crops of a text: the bytes that a step reads, and those bytes shifted by one, which the step is to predict.
 //
-// A batch depends on the seed and the step's index alone, so a second run and a resumed one see the same batches, and
-// nothing that LibTorch draws can shift them.
+// A batch depends on the seed and the step's index alone, so a second run and a resumed run see the same batches, and
+// LibTorch's random numbers cannot shift them.
 class Batches {
  public:
   struct Batch {
@@ -18,7 +18,7 @@ class Batches {
     at::Tensor targets;  // as inputs
   };
 
-  // The text must outlive this. Throws std::invalid_argument where it is shorter than one batch.
+  // The text must outlive this object. Throws std::invalid_argument where the text is shorter than one batch.
   Batches(std::string_view text, std::int64_t batch, std::int64_t seq, std::uint64_t seed);
 
   [[nodiscard]] Batch at(std::int64_t step) const;

@@ -6,11 +6,11 @@
 
 namespace ebb {
 
-// A file's bytes, to be read in place. What it holds must not be cut short meanwhile; a file that AtomicFile replaces
-// stays whole here.
+// A file's bytes, to be read in place. The file must not be cut short while it is mapped; the mapping of a file that
+// AtomicFile replaces stays whole.
 class MappedFile {
  public:
-  // Throws std::system_error with the system's reason if the file cannot be read, or is not an ordinary one.
+  // Throws std::system_error with the system's reason if the file cannot be read, or is not a regular file.
   explicit MappedFile(const std::filesystem::path& file);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

@@ -13,10 +13,10 @@
 
 namespace ebb {
 
-// Of device memory: so many bytes, or so much of what the same training peaks at without ebb.
+// A budget of device memory: so many bytes, or a part of the peak of the same training without ebb.
 using DeviceMemoryBudget = std::variant<std::uint64_t, double>;
 
-// The words for what is recomputed, as flags and reports have them.
+// The words of flags and reports for what is recomputed.
 inline const std::map<std::string, Recompute> kRecomputeWords{
     {"none", Recompute::kNo}, {"cheap", Recompute::kMemoryBound}, {"all", Recompute::kComputeBound}};
 
@@ -37,7 +37,7 @@ struct TrainOptions {
   std::filesystem::path text;  // empty: the default text
 
   bool compare = false;
-  std::filesystem::path report;  // empty: none, as for the next two
+  std::filesystem::path report;  // empty: none, as for `save` and `resume`
   std::filesystem::path save;
   std::filesystem::path resume;
   std::int64_t sample = 200;
@@ -46,7 +46,7 @@ struct TrainOptions {
   std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan
-  Recompute recompute = Recompute::kNo;             // what costs no more is recomputed instead of moved
+  Recompute recompute = Recompute::kNo;             // storages of at most this cost are recomputed instead of moved
   Options ebb;                                      // device, policy and timeline are left to the program
 };
 

@@ -12,8 +12,8 @@ class Progress {
     std::int64_t step = 0;  // steps done
     float loss = 0;
     double ms = 0;
-    std::uint64_t device_peak_bytes = 0;  // the most in use so far
-    std::uint64_t offloaded_bytes = 0;    // since the run began, as is the next
+    std::uint64_t device_peak_bytes = 0;  // the most memory in use so far
+    std::uint64_t offloaded_bytes = 0;    // since the run began, as are the stalls
     std::uint64_t stalls = 0;
   };
 

@@ -9,12 +9,12 @@ namespace ebb {
 
 class Llama;
 
-// `bytes` bytes that the model makes up after `prompt` (not empty), which is not repeated: each drawn from the 40
-// likeliest at temperature 0.8. The same for the same weights and seed.
+// `bytes` bytes that the model makes up after `prompt` (not empty), which is not part of the result: each byte is drawn
+// from the 40 likeliest at temperature 0.8. Equal weights and seeds give equal bytes.
 std::string sample_text(Llama& model, const std::string& prompt, std::int64_t bytes, std::uint64_t seed,
                         c10::Device device);
 
-// Bytes as they can be shown on a terminal: what is neither printable ASCII nor a line's end becomes '.'.
+// Bytes for a terminal: each byte that is neither printable ASCII nor a line's end becomes '.'.
 std::string printable(const std::string& bytes);
 
 }  // namespace ebb

@@ -19,9 +19,9 @@ namespace ebb {
 // written appears whole or not at all. The parser needs no LibTorch, so libFuzzer tests it at full speed.
 
 // Named tensors and short texts in one file, in the safetensors format (github.com/huggingface/safetensors): the
-// length of a JSON header, the header, the tensors' bytes. So any reader of that format can open it. Ours end in their
-// own checksum: the last tensor, named kChecksumName, holds the XXH3 (64 bits, most significant byte first) of all
-// bytes before it.
+// length of a JSON header, the header, the tensors' bytes. Any reader of that format can open the file. Files of this
+// program end in a checksum: the last tensor, named kChecksumName, holds the XXH3 (64 bits, most significant byte
+// first) of all bytes before it.
 inline constexpr const char* kChecksumName = "xxh3";
 
 struct TensorSpec {
@@ -45,12 +45,12 @@ class BadTensorFile : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Reads a file's bytes, in place: the result points into them. Whatever they say, it reads nothing outside of them and
-// allocates no more than a fixed multiple of their number. Throws BadTensorFile, with one sentence, for bytes that are
-// no such file or whose checksum does not match.
+// Reads a file's bytes, in place: the result points into them. Whatever the bytes say, the parser reads nothing outside
+// of them and allocates no more than a fixed multiple of their number. Throws BadTensorFile, with one sentence, for
+// bytes that are not in this format or whose checksum does not match.
 TensorFile parse_tensor_file(std::span<const std::byte> bytes);
 
-// Writes such a file, which appears whole or not at all (examples/common/atomic_file.h has the errors).
+// Writes a file in this format, which appears whole or not at all (examples/common/atomic_file.h has the errors).
 class TensorFileWriter {
  public:
   TensorFileWriter(const std::filesystem::path& file, const std::map<std::string, std::string>& texts,

@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// What to train on: bytes, and where they came from.
+// The bytes to train on, and their source.
 struct Text {
   std::string bytes;
   std::filesystem::path source;
@@ -18,11 +18,11 @@ struct Text {
 inline constexpr std::uint64_t kMostTextBytes = std::uint64_t{64} << 20;
 
 // Reads a file, or the regular files under a folder in the order of their paths, one after another. `extension` (".h")
-// keeps only files that end in it; "" keeps all. Throws std::runtime_error that names the path if it is not there,
-// cannot be read or holds no text.
+// keeps only files that end in it; "" keeps all. Throws std::runtime_error that names the path if the path does
+// not exist, cannot be read or holds no text.
 Text load_text(const std::filesystem::path& source, const std::string& extension = "");
 
-// $EBB_TEXT if that is set, else the C++ headers of the LibTorch that this program runs on.
+// The text at $EBB_TEXT if that is set, else the C++ headers of the LibTorch that this program runs on.
 Text load_default_text();
 
 }  // namespace ebb

@@ -19,8 +19,9 @@ class Offloader;
 // the device is up to the Offloader that each step is given.
 class Trainer {
  public:
-  // Starts from the options' seed, or from the checkpoint if they name one. The text must outlive this. Throws
-  // std::invalid_argument or std::runtime_error with one sentence for what does not fit.
+  // Starts from the options' seed, or from the checkpoint if the options name one. The text must outlive this object.
+  // Throws std::invalid_argument or std::runtime_error with one sentence for options, text or checkpoint that do not
+  // fit.
   Trainer(const TrainOptions& options, std::string_view text, c10::Device device);
   ~Trainer();
   Trainer(const Trainer&) = delete;
@@ -29,16 +30,16 @@ class Trainer {
   // Forward, backward and update on the batch of `index`; returns the loss. Waits for the device.
   float step(std::int64_t index, Offloader& offloader);
 
-  // The same without the update: for looking at a step's memory.
+  // Forward and backward of a step without the update, for looking at the step's memory.
   float forward_backward(std::int64_t index, Offloader& offloader);
 
-  // The step to begin with: 0, or the one after the checkpoint's last.
+  // The step to begin with: 0, or the step after the checkpoint's last.
   [[nodiscard]] std::int64_t first_step() const;
 
   // Writes a checkpoint of a run that has done `steps_done` steps.
   void save(const std::filesystem::path& file, std::int64_t steps_done) const;
 
-  // Text that the model makes up after `prompt`. The same for the same weights and seed.
+  // Text that the model makes up after `prompt`. Equal weights and seeds give equal text.
   std::string sample(const std::string& prompt, std::int64_t bytes);
 
   [[nodiscard]] Llama& model();

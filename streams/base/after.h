@@ -11,9 +11,10 @@
 
 namespace ebb {
 
-// What a copy starts after: tickets, and all the work that streams have been given by the time of the call, each with
-// the name of the rule that it serves. Built where the copy is asked for, so that a rule and its ticket stand side by
-// side. A stream is named, and not a point of it, so that a tier may take a later point for several copies at once.
+// The list that a copy starts after: tickets, and streams, which stand for all the work that they have been given by
+// the time of the call. Each entry has the name of its reason. The list is built where the copy is asked for, so that
+// reason and ticket stand side by side. A stream is listed, and not a point on it, so that a tier may take a later
+// point for several copies at once.
 //
 // Threads: one owner at a time.
 class After {
@@ -36,7 +37,7 @@ class After {
     }
   }
 
-  // `stream`: one of the tier's device.
+  // `stream`: a stream of the tier's device.
   void add(WaitPoint why, c10::Stream stream) {
     if (in_force(why)) {
       streams_.push_back(stream);

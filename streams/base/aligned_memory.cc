@@ -8,7 +8,7 @@ namespace ebb {
 
 void AlignedMemoryDeleter::operator()(std::byte* memory) const noexcept { ::munmap(memory, mapped_bytes); }
 
-// A mapping of its own: advice about it then concerns no neighbour, and ends with it.
+// Maps memory of its own, so that the advice below concerns no neighbour and ends with the mapping.
 AlignedMemory allocate_pages(std::size_t bytes) {
   const std::size_t whole_pages = round_up_to_page(bytes);
   void* const memory = ::mmap(nullptr, whole_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

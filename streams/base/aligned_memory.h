@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// A page: the unit of direct I/O here. Offsets and sizes in the spill file are multiples of it, and memory that
-// starts on one suits every file system. Equals BlockPool::kAlignment (asserted in disk_tier.cc).
+// A page: the unit of direct I/O here. Offsets and sizes in the spill file are whole pages, and memory that starts on a
+// page suits every file system. A page divides BlockPool::kAlignment (asserted in disk_tier.cc).
 inline constexpr std::size_t kPageBytes = 4096;
 
 [[nodiscard]] constexpr std::size_t round_up_to_page(std::size_t bytes) {
@@ -29,8 +29,8 @@ using AlignedMemory = std::unique_ptr<std::byte[], AlignedMemoryDeleter>;
 //
 // Note [Core dumps]
 // The system leaves this memory out of core dumps (MADV_DONTDUMP, best effort), so that bytes on their way to or from a
-// spill file are in none; the file itself is not mapped and thus never in one. Not covered: a tensor's own memory,
-// before its bytes leave and after they are back, and host memory that serves a GPU.
+// spill file are in no core dump; the file itself is not mapped, and so never dumped. Core dumps do have a tensor's own
+// memory, before its bytes leave and after they are back, and host memory that serves a GPU.
 [[nodiscard]] AlignedMemory allocate_pages(std::size_t bytes);
 
 }  // namespace ebb

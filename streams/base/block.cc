@@ -30,7 +30,7 @@ Block& Block::operator=(Block&& other) noexcept {
 Block::~Block() { give_back(); }
 
 void Block::gate(WaitPoint why, Ticket ticket) {
-  std::erase_if(gates_, is_done);  // or a graph that is used again and again would gather a ticket for each time
+  std::erase_if(gates_, is_done);  // or a graph that is used repeatedly would gather a ticket for each use
   if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
     gates_.reserve(2);  // the copy out and the copy in, usually
     gates_.push_back(std::move(ticket));

@@ -12,8 +12,9 @@ namespace ebb {
 
 class BlockPool;
 
-// A lease of exactly `size()` bytes of a pool: host memory, or a range of the spill file. Returned to the
-// pool by the destructor, gated: the next lease of any of these bytes must wait for every ticket here.
+// A lease of exactly `size()` bytes of a pool: host memory, or a range of the spill file. The
+// destructor returns the bytes to the pool with their gates: the next lease of any of these bytes must wait for every
+// gate that is not done.
 //
 // Threads: one owner at a time; the pool behind it may be used from any thread.
 class Block {
@@ -30,10 +31,11 @@ class Block {
   [[nodiscard]] void* data() const { return reinterpret_cast<void*>(address_); }
   [[nodiscard]] std::size_t size() const { return size_; }
 
-  // Who still uses these bytes: whoever writes them next waits for all of these first (R3 in docs/design.md).
+  // The tickets of those who still use these bytes: the next writer waits for all of them first (R3 in docs/design.md).
   [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
-  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets those that are.
+  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets gates that are
+  // done.
   void gate(WaitPoint why, Ticket ticket);
 
  private:

@@ -39,7 +39,7 @@ BlockPool::~BlockPool() {
     try {
       gate->synchronize();
     } catch (...) {
-      // A user that failed has stopped using the bytes all the same; whoever owns that work hears of it.
+      // A user that failed has stopped using the bytes all the same; the failure reaches the owner of that work.
     }
   }
 }
@@ -109,7 +109,7 @@ std::optional<Block> BlockPool::try_lease(std::size_t bytes) {
   return make_block(*std::move(range), bytes);
 }
 
-// What it returns holds at least `rounded` bytes and fits under the capacity.
+// The range that is returned has at least `rounded` bytes and fits under the capacity.
 std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
   const std::uint64_t capacity = stats().capacity_bytes;
   const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());

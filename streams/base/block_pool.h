@@ -15,7 +15,7 @@
 
 namespace ebb {
 
-// Where a pool gets its bytes from: pinned host memory, or a file that grows.
+// The source of a pool's bytes: pinned host memory, or a file that grows.
 class Backing {
  public:
   struct Range {
@@ -30,45 +30,45 @@ class Backing {
   // time. Throws std::system_error where the system fails otherwise.
   virtual std::optional<Range> grow(std::size_t bytes) = 0;
 
-  // Nobody uses these bytes any more: they were released and all their gates are done. What they hold is not wanted.
-  // Called before they can be leased again, by any thread, by several at once for different bytes.
+  // Told of bytes that nobody uses any more: they were released, all their gates are done, and their content is not
+  // needed. Called before the bytes can be leased again, by any thread, and by several at once for different bytes.
   virtual void discard(Range range) noexcept;
 };
 
 // Leases exact sizes (rounded up to 4 KiB, never to a power of two) out of a backing that grows on demand up to a
-// capacity. Best fit, neighbours merge when freed. Always made by std::make_shared: leases keep the pool alive.
+// capacity. Best fit; free neighbours merge. A pool must be made by std::make_shared: leases keep the pool alive.
 //
-// Threads: every member may be called from any thread. Growing happens outside the lock that leasing takes, so one
-// thread that waits for the system does not stop the others from leasing what is there.
+// Threads: every member may be called from any thread. Growing happens outside the lock that leasing takes, so a
+// thread that waits for the system does not stop the others from leasing free bytes.
 //
 // Note [Growth in whole requests]
-// A slab is a whole number of the request that caused it, so a model's equal activations leave no remainder; it is at
-// least a sixteenth of the present capacity, between 64 MiB and 1 GiB, so few slabs serve a run (pinning is slow) and
-// a pool of equal requests is larger than its need by at most that and one request. Near the capacity limit the slab
-// gets as small as one request.
+// A slab's size is a multiple of the request that caused the slab, so a model's equal activations leave no remainder. A
+// slab has at least a sixteenth of the present capacity, between 64 MiB and 1 GiB, so few slabs serve a run (pinning is
+// slow), and a pool of equal requests exceeds its need by at most that least size and one request. Near the capacity
+// limit a slab gets as small as one request.
 //
 // Note [Refusals are remembered]
-// A system that is out of memory or disk is slow to say so: 100 us to read the kernel's figures, or to have fallocate
-// try. Where the pool is full, every save would ask. So after a refusal nobody asks for as much or more until some time
-// has passed.
+// A system that is out of memory or disk space is slow to refuse: reading the kernel's figures, or a fallocate that
+// fails, takes 100 us. Where the pool is full, every save would ask. So after a refusal the pool asks for as much or
+// more only when kRefusalLasts has passed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static constexpr std::chrono::milliseconds kRefusalLasts{100};
   static constexpr std::size_t kAlignment = 4096;  // a page: what direct I/O and huge-page slabs both accept
 
-  // `capacity_bytes`: the most to take from the backing; nullopt for all that it gives. What a backing gives beyond
-  // this limit, because it rounds up, is neither leased nor counted.
+  // `capacity_bytes`: the most to take from the backing; nullopt for no limit. Bytes that a backing gives beyond this
+  // limit, because it rounds up, are neither leased nor counted.
   BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes);
 
-  // Waits for the gates of all bytes before the backing goes: somebody may still be writing there. In a forked child it
-  // waits for nothing and the backing stays.
+  // Waits for the gates of all bytes before the backing ends: a copy may still be writing there. In a forked child the
+  // destructor waits for nothing and leaks the backing.
   ~BlockPool();
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // nullopt when neither a free range nor the backing, within the capacity, has room. The block's gates are those of
-  // its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked child, and
-  // what the backing throws.
+  // nullopt when neither a free range nor the backing, within the capacity, has room. The block's gates are the
+  // gates of its own bytes that are not done yet. Throws std::invalid_argument for 0 bytes, c10::Error in a forked
+  // child, and what the backing throws.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes);
 
   [[nodiscard]] PoolStats stats() const;

@@ -6,12 +6,13 @@
 
 namespace ebb {
 
-// The calls of the library that the system may refuse. Each asks fails() first, and acts on true as on the system's own
-// refusal, without making the call. So tests can have every one of them fail (streams/checked/fault_plan.h).
+// The calls of the library that the system may refuse. Each place asks fails() before such a call, and acts on
+// true as on the system's own refusal, without the call. So tests can have every call fail
+// (streams/checked/fault_plan.h).
 enum class FaultPoint : std::uint8_t {
   kPinnedAllocation,  // host memory for blocks: mapping it, and registering it with CUDA
   kDeviceAllocation,  // memory to copy back to
-  kEventCreation,     // a point on a CUDA stream, whether its event is new or used again
+  kEventCreation,     // a point on a CUDA stream, with a new event or a reused event
   kCopy,              // queueing a copy
   kOpen,              // the spill folder, and the file in it
   kFallocate,         // extending the spill file
@@ -24,7 +25,7 @@ enum class FaultPoint : std::uint8_t {
 
 inline constexpr std::size_t kFaultPoints = static_cast<std::size_t>(FaultPoint::kThreadStart) + 1;
 
-// Who decides that. Only FaultPlan, which tests link, sets this; null: nothing fails.
+// Decides which calls fail. Only FaultPlan, which tests link, sets this; null: nothing fails.
 using FaultDecider = bool (*)(FaultPoint) noexcept;
 inline constinit std::atomic<FaultDecider> fault_decider{nullptr};
 

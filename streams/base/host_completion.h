@@ -8,14 +8,14 @@
 
 namespace ebb {
 
-// A point that a host thread reaches by saying so: the ticket of a disk request.
+// A ticket that is done when a host thread calls finish: the ticket of a disk request.
 //
-// Threads: every member may be called from any thread. Whoever made it keeps a non-const pointer to finish it, and
-// must call finish exactly once: threads may be blocked in synchronize until then.
+// Threads: every member may be called from any thread. The maker keeps a non-const pointer, and must call finish
+// exactly once: threads may be blocked in synchronize until then.
 // Memory ordering: what happened before finish is visible after synchronize, and after done has returned true.
 class HostCompletion final : public Completion {
  public:
-  // `error`: what synchronize throws from now on; null for success. Requires that it was not called before.
+  // `error`: what synchronize throws from now on; null for success. Requires that finish was not called before.
   void finish(std::exception_ptr error) noexcept;
 
   [[nodiscard]] bool done() const noexcept override;

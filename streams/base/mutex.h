@@ -17,22 +17,22 @@
 #define EBB_THREAD_SAFETY(attribute)
 #endif
 
-// Of a variable. Readers hold or share the lock, and writers hold the lock.
+// On a variable: readers hold or share the lock, and writers hold the lock.
 #define EBB_GUARDED_BY(mutex) EBB_THREAD_SAFETY(guarded_by(mutex))
 
-// The same for what a pointer points to.
+// On a pointer: readers of the object that the pointer leads to hold or share the lock, and writers hold the lock.
 #define EBB_PT_GUARDED_BY(mutex) EBB_THREAD_SAFETY(pt_guarded_by(mutex))
 
-// Of a lock. A thread takes this lock before those that are named.
+// On a lock: a thread takes this lock before those that are named.
 #define EBB_ACQUIRED_BEFORE(...) EBB_THREAD_SAFETY(acquired_before(__VA_ARGS__))
 
-// Of a function or a lambda. The caller holds the locks.
+// On a function or a lambda: the caller holds the locks.
 #define EBB_REQUIRES(...) EBB_THREAD_SAFETY(requires_capability(__VA_ARGS__))
 
-// Of a function or a lambda. The caller holds none of the locks.
+// On a function or a lambda: the caller holds none of the locks.
 #define EBB_EXCLUDES(...) EBB_THREAD_SAFETY(locks_excluded(__VA_ARGS__))
 
-// Of a function, which takes the locks or lets go of them. Where none is named, the function's object is the lock.
+// On a function that takes the locks or lets go of them. Where no lock is named, the function's object is the lock.
 #define EBB_ACQUIRE(...) EBB_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define EBB_ACQUIRE_SHARED(...) EBB_THREAD_SAFETY(acquire_shared_capability(__VA_ARGS__))
 #define EBB_TRY_ACQUIRE(result) EBB_THREAD_SAFETY(try_acquire_capability(result))
@@ -57,8 +57,8 @@ class EBB_THREAD_SAFETY(capability("mutex")) BasicMutex {
   void lock_shared() EBB_ACQUIRE_SHARED() { standard_.lock_shared(); }
   void unlock_shared() EBB_RELEASE_SHARED() { standard_.unlock_shared(); }
 
-  // std::mutex alone. Lets other threads have the mutex until `condition` is notified, or for a while: the caller asks
-  // again, in a loop, for what it waits for.
+  // std::mutex alone. Lets other threads have the mutex until `condition` is notified, or for a while: the caller
+  // checks in a loop whether its wait is over.
   void wait(std::condition_variable& condition) EBB_REQUIRES(this) {
     std::unique_lock lock(standard_, std::adopt_lock);
     condition.wait(lock);
@@ -79,7 +79,7 @@ class EBB_THREAD_SAFETY(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(AnyMutex& mutex) EBB_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
 
-  // Of a mutex that try_lock has taken.
+  // Adopts a mutex that try_lock has taken.
   MutexLock(AnyMutex& mutex, std::adopt_lock_t /*held*/) EBB_REQUIRES(mutex) : mutex_(mutex) {}
 
   ~MutexLock() EBB_RELEASE() { mutex_.unlock(); }

@@ -9,11 +9,12 @@ namespace ebb {
 constinit std::atomic<std::uint64_t> ProcessMark::forks_{0};
 
 ProcessMark::ProcessMark() noexcept : made_after_(forks_.load(std::memory_order_relaxed)) {
-  // Once a process; a child inherits it. Fails only where there is no memory for the entry: forks go unnoticed then.
+  // Registered once a process; a child inherits the handler. Registration fails only where there is no memory for the
+  // entry: forks then go unnoticed.
   [[maybe_unused]] static const int installed = ::pthread_atfork(nullptr, nullptr, &ProcessMark::count_fork);
 }
 
-// Runs in the child, before anything else does: nothing but this is async-signal-safe enough.
+// Runs in the child, before anything else does: only an atomic increment is async-signal-safe enough.
 void ProcessMark::count_fork() noexcept { forks_.fetch_add(1, std::memory_order_relaxed); }
 
 void ProcessMark::refuse(const char* what) {

@@ -9,31 +9,31 @@
 
 namespace ebb {
 
-// Remembers in which process an object was made.
+// Remembers the process in which an object was made.
 //
 // Note [Forked children]
 // A forked child has copies of its parent's objects, but none of the threads that serve them and no CUDA context; and a
-// mutex that another thread held during the fork stays locked there for ever. So in a child, whatever would wait or
-// lock asks its mark first: a call throws one clear error, and a destructor leaks what it would have to wait for. The
-// child's memory is a copy: leaking it takes nothing from the parent.
+// mutex that another thread held during the fork stays locked there for ever. So in a child, code that would
+// wait or lock asks its mark first: a call throws one clear error, and a destructor leaks what it would have to wait
+// for. The child's memory is a copy, so a leak there takes nothing from the parent.
 //
 // Threads: every member may be called from any thread. Costs a relaxed load.
 class ProcessMark {
  public:
   ProcessMark() noexcept;
 
-  // Whether this process was forked off since.
+  // Whether this process was forked since the mark was made.
   [[nodiscard]] bool forked() const noexcept { return forks_.load(std::memory_order_relaxed) != made_after_; }
 
-  // Throws c10::Error, which says "ebb: `what` was made before fork", if it was.
+  // Throws c10::Error, which says "ebb: `what` was made before fork", in a forked child.
   void check(const char* what) const {
     if (forked()) {
       refuse(what);
     }
   }
 
-  // Locks `mutex`. In a forked child, which works on as long as the mutex is free: throws as `check` where another
-  // thread of the parent may have held it.
+  // Locks `mutex`. A forked child may go on as long as the mutex is free: throws as `check` where another thread of the
+  // parent may have held the mutex.
   void lock(Mutex& mutex, const char* what) const EBB_ACQUIRE(mutex) {
     if (!forked()) {
       mutex.lock();
@@ -51,7 +51,7 @@ class ProcessMark {
 };
 
 // Holds a mutex from its construction to its end. In a forked child, which has one thread, and where another thread of
-// the parent may have held the mutex for ever, it holds nothing.
+// the parent may have held the mutex for ever, the lock holds nothing.
 class EBB_THREAD_SAFETY(scoped_lockable) LockUnlessForked {
  public:
   LockUnlessForked(const ProcessMark& made_in, Mutex& mutex) EBB_ACQUIRE(mutex)
@@ -84,7 +84,8 @@ struct UnlessForked {
   }
 };
 
-// The same for std::allocate_shared, which puts an object and its counts into one allocation.
+// An allocator that leaks in a forked child, for std::allocate_shared, which puts an object and its counts into one
+// allocation: Note [Forked children].
 template <typename T>
 struct AllocatorUnlessForked {
   using value_type = T;  // NOLINT(readability-identifier-naming): the name that the standard wants

@@ -68,7 +68,7 @@ void RangeAllocator::insert(std::uint64_t address, std::size_t bytes) {
   free_bytes_ += bytes;
 }
 
-// Keeps the nodes: no allocation, where a pool leases and takes back for ever.
+// Reuses the maps' nodes, so that a pool that leases and takes back for ever allocates nothing.
 void RangeAllocator::change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept {
   free_bytes_ += bytes - at->second;
   auto by_size = by_size_.extract({at->second, at->first});
@@ -98,7 +98,7 @@ std::vector<Ticket> RangeAllocator::gates_of(std::uint64_t begin, std::uint64_t 
 void RangeAllocator::drop_gates(std::uint64_t begin, std::uint64_t end) noexcept {
   auto at = gated_.lower_bound(begin);
   while (at != gated_.end() && at->first < end) {
-    if (at->second.end > end) {  // a part of it is not taken, and keeps its gates
+    if (at->second.end > end) {  // the rest of this part is not taken, and keeps its gates
       auto rest = gated_.extract(at);
       rest.key() = end;
       gated_.insert(std::move(rest));

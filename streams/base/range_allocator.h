@@ -17,7 +17,7 @@ namespace ebb {
 //
 // Note [Gates stay with their bytes]
 // Free bytes carry the tickets of their own last users, and keep them apart when ranges merge: a range that is taken
-// brings the tickets of the bytes in it, each once, and of no others. If merging joined them, one large free range
+// brings the tickets of its own bytes, each once, and no others. If merging joined the tickets, one large free range
 // would gather the tickets of a whole step, and every lease of the next step would wait for all of them.
 //
 // Threads: none of its own; the owner locks.

@@ -36,7 +36,7 @@ std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
   return file >> number ? std::optional(number) : std::nullopt;  // "max" is no number: no limit
 }
 
-// Page cache of the group that the kernel drops when memory is wanted.
+// The group's page cache that the kernel drops when memory is wanted.
 std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::string name;
@@ -52,7 +52,7 @@ std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
 }  // namespace
 
 SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
-  std::error_code unreadable;  // is as good as absent
+  std::error_code unreadable;  // an unreadable file counts as absent
   const bool version_2 = std::filesystem::exists(folder / "memory.max", unreadable);
   const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
   const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
@@ -64,7 +64,7 @@ SystemMemory within_control_group(const std::filesystem::path& folder, const Sys
 }
 
 SystemMemory read_system_memory() {
-  // Inside a container its own group stands at the root. Version 1 has a folder for each controller.
+  // Inside a container its own group stands at the root. Version 1 of control groups has a folder for each controller.
   return within_control_group("/sys/fs/cgroup", within_control_group("/sys/fs/cgroup/memory", read_machine_memory()));
 }
 

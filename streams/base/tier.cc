@@ -38,7 +38,7 @@ void Tier::wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket
     wait(why, stream, ticket);
     return;
   } catch (...) {
-    // The ticket's own failure, after which nobody waits any more, or the wait could not be queued.
+    // Here the work before the ticket has failed, and is over, or the wait could not be queued.
   }
   try {
     if (ticket != nullptr) {

@@ -21,7 +21,7 @@ struct PoolStats {
   std::uint64_t peak_bytes = 0;      // the most that was ever leased
   std::uint64_t capacity_bytes = 0;  // held by the pool: pinned, allocated, or reserved in the file
   std::uint64_t growths = 0;         // how often the pool asked the system for more and got it
-  std::uint64_t refusals = 0;        // how often it asked and got nothing
+  std::uint64_t refusals = 0;        // how often the pool asked the system for more and got nothing
 };
 
 struct StallStats {
@@ -29,17 +29,17 @@ struct StallStats {
   double total_ms = 0;      // for how long, together
 };
 
-// A place where the bytes of a saved storage live while they are away from the device, and the two lanes that
-// take them there and bring them back: the one seam between moving bytes and deciding which. Implementations:
+// A place where the bytes of a saved storage live while they are off the device, and the two lanes that copy them out
+// and in: the one seam between moving bytes and deciding which bytes to move. Implementations:
 // PinnedTier (GPU and host memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
 //
-// Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and its streams have done what they
-// had been given by then, and no later copy or compute work waits for it unless told to. All ordering rules are thus
-// visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
+// Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and the streams in `after` have done
+// the work that they had been given by the call, and no later copy or compute work waits for it unless told to. All
+// ordering rules are thus visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
 //
 // Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
 //
-// Errors: a failed copy is reported by its ticket's `synchronize`. What cannot even be queued throws c10::Error.
+// Errors: a failed copy is reported by its ticket's `synchronize`. A copy that cannot be queued throws c10::Error.
 class Tier {
  public:
   virtual ~Tier() = default;
@@ -62,7 +62,7 @@ class Tier {
   }
 
   // As `wait`, for memory that is about to be let go: where the stream cannot be made to wait, the calling thread
-  // waits. What the work before the ticket failed with is for others to hear of.
+  // waits. Does not throw the error of the work before the ticket.
   void wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket) noexcept;
 
   // Uninitialised device memory from the current stream's pool. Throws c10::OutOfMemoryError.
@@ -73,32 +73,33 @@ class Tier {
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
   // Starts copying as many bytes as the block has. The memory must stay valid until the returned ticket is done. A copy
-  // out only waits until its `after` are over. A copy in fails if one of them failed, with the same error: bytes that
-  // never arrived are never handed on.
+  // out starts when its `after` is over, even with errors. A copy in fails with the error of a ticket in `after` that
+  // failed: bytes that never arrived are never handed on.
   virtual Ticket copy_out(const Block& to, const void* from, const After& after) = 0;
   virtual Ticket copy_in(void* to, const Block& from, const After& after) = 0;
 
-  // Hands copies that were gathered to the device or the disk. They are otherwise, when somebody waits for them.
+  // Hands copies that were gathered to the device or the disk, as a wait for one of them would.
   virtual void flush() noexcept {}
 
   [[nodiscard]] virtual PoolStats pool_stats() const = 0;
   [[nodiscard]] virtual StallStats stall_stats() const = 0;  // of waits that are over
 
-  // A point on the stream's own clock: when the device gets there; where the calling thread is the compute stream, now.
+  // A point on the stream's own clock: the time at which the device gets there; where the calling thread is the compute
+  // stream, now.
   [[nodiscard]] virtual Ticket time_point(c10::Stream stream);
 
-  // From one time point of this tier to another, both of which must be done.
+  // The time between two time points of this tier, both of which must be done.
   [[nodiscard]] virtual double ms_between(const Ticket& earlier, const Ticket& later) const;
 
-  // Whether the calling thread's current stream records a CUDA graph: then nothing may be copied, for the copies would
+  // Whether the calling thread's current stream records a CUDA graph: then nothing may be copied, because copies would
   // be part of the graph.
   [[nodiscard]] virtual bool captures() const { return false; }
 
-  // Hands a trace, where the tier has one, what it has not heard of yet and is over.
+  // Adds to the tier's trace, if there is one, the spans that are over and not in the trace yet.
   virtual void update_trace() {}
 
   // For an observer: the work given to `stream` so far has written these bytes of device memory, or later work of it
-  // will read them. A tier does nothing about it.
+  // will read them. Tiers that move bytes ignore this.
   virtual void made(c10::Stream /*stream*/, const void* /*data*/, std::size_t /*bytes*/) {}
   virtual void used(c10::Stream /*stream*/, const void* /*data*/, std::size_t /*bytes*/) {}
 
@@ -106,8 +107,8 @@ class Tier {
   virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;
 };
 
-// What every offloader's tier is wrapped in; null for nothing, as it is outside of tests (streams/checked). To be set
-// before the first offloader is made.
+// Wraps every offloader's tier; null outside of tests (streams/checked sets it). To be set before the first offloader
+// is made.
 using TierDecorator = std::shared_ptr<Tier> (*)(std::shared_ptr<Tier>);
 void decorate_tiers(TierDecorator decorator) noexcept;
 [[nodiscard]] std::shared_ptr<Tier> decorated(std::shared_ptr<Tier> tier);

@@ -11,8 +11,8 @@
 
 namespace ebb {
 
-// Collects what took time, so that each lost millisecond can be pointed at. Where nobody asked for a trace there is
-// none, and pointers to it are null.
+// Collects spans of time, so that each lost millisecond can be explained. Pointers to a trace are null where none was
+// asked for.
 //
 // Threads: every member may be called from any thread.
 class Trace {
@@ -23,7 +23,7 @@ class Trace {
   void add(const char* name, TraceTrack track, TraceSpan::Time begin, TraceSpan::Time end,
            std::uint64_t bytes) noexcept;
 
-  // All since the last call, in the order in which they became known.
+  // All spans since the last call, in the order in which they became known.
   [[nodiscard]] std::vector<TraceSpan> take();
 
  private:
@@ -33,8 +33,8 @@ class Trace {
   std::unordered_map<std::thread::id, std::uint64_t> names_ EBB_GUARDED_BY(mutex_);
 };
 
-// What the calling thread does while this lives: a span of the trace, if there is one, and a range for NVTX, which
-// costs a few nanoseconds where no profiler listens.
+// Marks the calling thread's work while this object lives: a span of the trace, if there is one, and an NVTX range,
+// which costs a few nanoseconds where no profiler listens.
 class HostRange {
  public:
   // `name` must be a literal.

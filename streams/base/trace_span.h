@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// Where something takes its time. The lanes and the compute stream are the device's; on the CPU, where the calling
-// thread is the compute stream, that track shows when it was held up.
+// The row of a picture in which a span is drawn. The lanes and the compute stream are the device's; on the CPU, where
+// the calling thread is the compute stream, that track shows when it was held up.
 enum class TraceTrack : std::uint8_t { kHost, kCompute, kOutLane, kInLane };
 inline constexpr std::size_t kTraceTracks = 4;
 
@@ -19,8 +19,8 @@ struct TraceSpan {
   TraceTrack track;
   Time begin;
   Time end;
-  std::uint64_t bytes;   // 0 where there are none to name
-  std::uint64_t thread;  // the host's, of TraceTrack::kHost. Small numbers, in the order of appearance
+  std::uint64_t bytes;   // 0 where the span moves no bytes
+  std::uint64_t thread;  // of TraceTrack::kHost: the host thread, a small number in the order of appearance
 };
 
 }  // namespace ebb

@@ -10,10 +10,10 @@ namespace ebb {
 
 // Every wait, gate and hold that keeps the library's bytes in order, by name. A copy's list (After), a stream's wait
 // (Tier::wait) and a block's gate (Block::gate) each take the name of their reason, so a wait without an entry here
-// does not compile. docs/design.md says which rule each serves.
+// does not compile. docs/design.md says which rule each name serves.
 //
 // Note [Waits that can be taken away]
-// Tests can leave out any one of them (streams/checked/wait_plan.cc): `./dev test waits` does so with each in turn and
+// Tests can leave out any wait (streams/checked/wait_plan.cc): `./dev test waits` leaves out each wait in turn and
 // expects a test to fail. Nothing else writes `left_out`.
 enum class WaitPoint : std::uint8_t {
   kCaller,  // a wait of somebody outside the library; always in force
@@ -31,8 +31,8 @@ enum class WaitPoint : std::uint8_t {
   kInGatesBlock,   // a block's next owner, behind the copy in
   kUseAfterIn,     // the stream that asks for the bytes, behind the copy in
   kUnusedAfterIn,  // the stream that owns the memory, behind a copy in that nobody has asked for
-  kOwnStream,      // a copy in is handed to no stream but the one whose memory it is in
-  kPendingUses,    // a copy in is kept until each save of its storage has had it
+  kOwnStream,      // a copy in is handed to no stream but the stream whose memory it is in
+  kPendingUses,    // a copy in is kept until each save of its storage has got the bytes
 
   kPoolGates,     // bytes that return to a pool, with the tickets of their users
   kPoolEnd,       // a pool's memory, behind all its users
@@ -48,10 +48,10 @@ enum class WaitPoint : std::uint8_t {
 struct WaitPointName {
   WaitPoint point;
   std::string_view name;
-  bool gpu_only;  // only a GPU's tier has it
+  bool gpu_only;  // only a GPU's tier has this wait
 };
 
-// Those that can be taken away.
+// The waits that can be left out.
 inline constexpr std::array kWaitPoints{
     WaitPointName{WaitPoint::kOutAfterCompute, "out_after_compute", false},
     WaitPointName{WaitPoint::kOutAfterBlockUsers, "out_after_block_users", false},

@@ -19,7 +19,8 @@ HappensBefore::Range device_range(const void* data, std::size_t bytes) {
   return {HappensBefore::kDevice, reinterpret_cast<std::uintptr_t>(data), bytes};
 }
 
-// A tier's ticket, and what it stands for. Once the host has learned that it is done, all that follows comes behind it.
+// A tier's ticket, and the clock that the ticket stands for. Once the host has learned that the ticket is done, all
+// that follows comes behind it.
 class CheckedTicket final : public Completion {
  public:
   CheckedTicket(Ticket ticket, HappensBefore::Clock clock) : ticket_(std::move(ticket)), clock_(std::move(clock)) {}

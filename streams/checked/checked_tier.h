@@ -7,10 +7,10 @@
 
 namespace ebb {
 
-// `tier` with an observer in between, which tells HappensBefore of all that an offloader does with it. Where this is
-// linked, as tests do, every offloader's tier is one of these (decorate_tiers).
+// `tier` with an observer in between, which tells HappensBefore of all that an offloader does with the tier. Where this
+// file is linked, as in tests, every offloader's tier is wrapped so (decorate_tiers).
 //
-// Threads: any, as for the functions below.
+// Threads: this function and those below may be called from any thread.
 [[nodiscard]] std::shared_ptr<Tier> checked(std::shared_ptr<Tier> tier);
 
 // The host frees memory that no tier gave.

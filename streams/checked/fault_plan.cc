@@ -10,7 +10,7 @@ namespace ebb {
 namespace {
 
 struct Plan {
-  std::uint64_t nth = 0;  // 0: none
+  std::uint64_t nth = 0;  // 0: no call fails
   FaultPlan::Extent extent = FaultPlan::Extent::kOnce;
   std::uint64_t calls = 0;
   std::uint64_t failures = 0;

@@ -6,8 +6,8 @@
 
 namespace ebb {
 
-// Which calls are to fail: one plan for the whole process, because the threads that make the calls are everywhere.
-// Only for tests. Every call of a FaultPoint is counted where this is linked.
+// Which calls are to fail: one plan for the whole process, because any thread may make the calls.
+// Only for tests. Every call of a FaultPoint is counted where this file is linked.
 //
 // Threads: every member from any thread.
 class FaultPlan {

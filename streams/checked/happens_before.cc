@@ -61,8 +61,8 @@ HappensBefore::Actor HappensBefore::make_actor(std::string name) {
 HappensBefore::Clock HappensBefore::point(Actor stream) {
   const MutexLock lock(mutex_);
   Clock& clock = streams_.at(stream);
-  merge(clock, host_);  // what the host queued on the stream before this point, it queued knowing that
-  // Copies that the host knows of say nothing more, and a stream of a GPU has seen all there ever were.
+  merge(clock, host_);  // the host queued with this knowledge all that it gave to the stream before this point
+  // Copies that the host knows to be done say nothing more, and a stream of a GPU has seen every copy there ever was.
   std::erase_if(clock, [this](const auto& entry) EBB_REQUIRES(mutex_) { return !names_.contains(entry.first); });
   ++clock[stream];
   return clock;
@@ -78,7 +78,7 @@ void HappensBefore::join(Actor actor, const Clock& clock) {
     if (streams_.contains(known)) {
       host_[known] = std::max(host_[known], at);
     } else {
-      names_.erase(known);  // a copy: from here on everything comes behind it
+      names_.erase(known);  // a copy that is done: from here on everything comes behind it
     }
   }
 }
@@ -182,9 +182,9 @@ void HappensBefore::access_locked(const Access& access, const Clock& knows, Rang
     }
   }
   if (access.actor == kHost) {
-    return;  // everything that is queued from now on comes behind it
+    return;  // everything that is queued from now on comes behind a host access
   }
-  // Joins what is there, and fills the gaps.
+  // Merges with the segments that are there, and fills the gaps between them.
   std::uint64_t begin = range.begin;
   while (begin < end) {
     const auto next = segments.lower_bound(begin);
@@ -211,7 +211,7 @@ bool HappensBefore::ordered(const Access& earlier, const Clock& knows) const {
   return known != knows.end() && known->second >= earlier.at;
 }
 
-// Makes a segment that spans `at` two.
+// Splits a segment that spans `at` in two.
 void HappensBefore::split(Segments& segments, std::uint64_t at) {
   auto next = segments.lower_bound(at);
   if (next == segments.begin()) {

@@ -12,8 +12,8 @@
 namespace ebb {
 
 // Finds missing waits: knows which operation is ordered behind which, and reports two accesses to the same bytes, one
-// of them a write, that nothing orders. Where this is linked, as tests do, every offloader's tier tells it of each
-// copy, ticket, wait, use and free (streams/checked/checked_tier.h).
+// of them a write, that nothing orders. Where this is linked, as in tests, every offloader's tier reports
+// each copy, ticket, wait, use and free (streams/checked/checked_tier.h).
 //
 // Note [What is ordered]
 // Vector clocks (Lamport 1978; Mattern 1989) over streams and copies. Three kinds of actor:
@@ -21,13 +21,13 @@ namespace ebb {
 //   - a copy: an actor of its own, since lanes imply no order (streams/base/tier.h);
 //   - the host: all host threads together. Their order among themselves is the affair of locks, which ThreadSanitizer
 //     checks. What the host has done, and what it knows to be done because it asked a ticket, comes before everything
-//     that it queues from then on. So accesses by the host are checked, but never have to be remembered.
+//     that the host queues from then on. So accesses by the host are checked, but never have to be remembered.
 // Freeing memory counts as a write by the stream whose pool it goes back to.
 //
-// Errors: a violation names both accesses and what would have ordered them. Without a handler it is printed and the
-// process aborted: nothing that happens after a race is worth looking at. Where the environment variable
-// EBB_ORDER_UNCHECKED is set, the process's instance ignores violations: `./dev test waits --gpu` asks what the bytes
-// alone tell.
+// Errors: a violation names both accesses and the order that nothing enforces. Without a handler the violation is
+// printed and the process aborts: nothing that happens after a race is worth looking at. Where the environment variable
+// EBB_ORDER_UNCHECKED is set, the process's instance ignores violations: `./dev test waits --gpu` looks for wrong
+// bytes alone.
 //
 // Threads: every member may be called from any thread.
 class HappensBefore {
@@ -46,42 +46,44 @@ class HappensBefore {
   using Actor = std::uint64_t;
   static constexpr Actor kHost = 0;
 
-  // What is known to have happened: for each actor up to which of its points.
+  // The work that is known to have happened: for each actor, up to which of its points.
   using Clock = std::map<Actor, std::uint64_t>;
 
-  // kMade: written by the program, some time before now. Later accesses must come behind it; it is not held against
-  // earlier ones, for autograd allows writing to a tensor whose copy out is under way and refuses the save instead. A
-  // program orders its streams in ways that nobody tells of here, so what was made or freed before is forgotten, and so
-  // is a copy that some stream has waited for; a copy that none has waited for is held against what comes later.
+  // kMade: written by the program, some time before now. Later accesses must come behind this write. Earlier accesses
+  // need not come before it, because autograd allows a write to a tensor whose copy out is under way, and refuses the
+  // save instead. A program orders its streams in ways that are not reported here, so kMade forgets earlier writes and
+  // frees, and copies that some stream has waited for; a copy that no stream has waited for is checked against later
+  // accesses.
   enum class Kind : std::uint8_t { kRead, kMade, kWrite, kFree };
 
   using Handler = void (*)(const std::string& violation);
 
-  // The process's. Never destroyed.
+  // The instance of the process. Never destroyed.
   static HappensBefore& instance();
 
-  // Returns the former one; null is the default.
+  // Returns the former handler; null stands for the default, which prints and aborts.
   Handler set_handler(Handler handler);
 
   // A new actor, called by `name` in reports.
   Actor make_actor(std::string name);
 
-  // The actor's operations so far: what a ticket recorded there stands for.
+  // The actor's operations so far: the clock that a ticket recorded there stands for.
   Clock point(Actor stream);
 
   // Everything that `actor`, a stream or the host, does from now on comes behind `clock`.
   void join(Actor actor, const Clock& clock);
 
-  // A copy behind everything in `after`; `reads` and `writes` are its accesses. Returns what its ticket stands for.
+  // A copy behind everything in `after`; `reads` and `writes` are its accesses. Returns the clock that its ticket
+  // stands for.
   Clock copy(const std::string& name, const std::vector<Clock>& after, Range reads, Range writes);
 
   // An access by a stream, or by the host, at its present point.
   void access(Actor actor, Kind kind, Range range);
 
-  // A free by `stream` that came when every stream that had used the memory was done with it, whichever those were.
+  // A free by `stream` that came when all streams that had used the memory were done, whichever streams they were.
   void free_once_idle(Actor stream, Range range);
 
-  // These bytes go back to the system: what comes at their addresses is other memory.
+  // These bytes go back to the system: later memory at their addresses is other memory.
   void forget(Range range);
 
  private:
@@ -93,7 +95,7 @@ class HappensBefore {
   // The accesses to one segment of a space that a later one may have to be ordered behind.
   struct Segment {
     std::uint64_t end;
-    std::vector<Access> last;  // at most one write or free, and what came after it
+    std::vector<Access> last;  // at most one write or free, and the reads after it
   };
   using Segments = std::map<std::uint64_t, Segment>;  // by first byte; disjoint
 
@@ -106,9 +108,9 @@ class HappensBefore {
 
   Mutex mutex_;
   Handler handler_ EBB_GUARDED_BY(mutex_) = nullptr;
-  // Of streams, and of copies that the host does not know to be done.
+  // Names of streams, and of copies that the host does not know to be done.
   std::map<Actor, std::string> names_ EBB_GUARDED_BY(mutex_);
-  std::map<Actor, Clock> streams_ EBB_GUARDED_BY(mutex_);  // what each is behind
+  std::map<Actor, Clock> streams_ EBB_GUARDED_BY(mutex_);  // what each stream is behind
   Clock host_ EBB_GUARDED_BY(mutex_);                      // streams only: copies that the host knows of are forgotten
   std::map<Space, Segments> segments_ EBB_GUARDED_BY(mutex_);
   Actor next_actor_ EBB_GUARDED_BY(mutex_) = 1;

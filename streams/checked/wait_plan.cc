@@ -1,4 +1,4 @@
-// See Note [Waits that can be taken away].
+// Reads which wait a test leaves out: Note [Waits that can be taken away].
 
 #include <algorithm>
 #include <cstdio>

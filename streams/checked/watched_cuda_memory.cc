@@ -41,7 +41,7 @@ Actors& actors() {
   return *actors;
 }
 
-// The call to the allocator that an entry comes from.
+// The call to the allocator that made an entry of its history.
 struct Call final : c10::GatheredContext {
   const std::uint64_t number = next_++;
 
@@ -90,9 +90,9 @@ HappensBefore::Actor actor_of(c10::cuda::CUDAStream stream) {
 
 void watch_cuda_allocator() {
   static const bool watched = [] {
-    allocator::init(c10::cuda::device_count());  // or there is nothing yet that could be watched
+    allocator::init(c10::cuda::device_count());  // an allocator that is not initialized cannot be watched
     allocator::attachAllocatorTraceTracker(&watch);
-    // For the contexts alone. The history has the last entry.
+    // Recording is on for the entries' contexts alone; a history of one entry suffices.
     allocator::recordHistory(/*enabled=*/true, &new_call, /*alloc_trace_max_entries=*/1, allocator::RecordContext::ALL,
                              /*clearHistory=*/false, /*skip_actions=*/{});
     return true;

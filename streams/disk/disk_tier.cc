@@ -24,7 +24,7 @@ c10::DataPtr cpu_memory(std::size_t bytes) {
     return c10::GetCPUAllocator()->allocate(bytes);
   } catch (const c10::OutOfMemoryError&) {
     throw;
-  } catch (const c10::Error& error) {  // what c10's own allocator throws
+  } catch (const c10::Error& error) {  // c10's own allocator throws no OutOfMemoryError
     TORCH_CHECK_WITH(OutOfMemoryError, false, "cannot allocate ", bytes,
                      " bytes of memory to copy back to: ", error.what_without_backtrace());
   }
@@ -63,7 +63,7 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     return;
   }
   if (ticket->done()) {
-    ticket->synchronize();  // not to wait, but to throw what it failed with
+    ticket->synchronize();  // does not wait here, but throws the ticket's error
     return;
   }
   const auto start = std::chrono::steady_clock::now();
@@ -79,8 +79,8 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
 c10::DataPtr DiskTier::allocate(std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
-  if (bytes <
-      MmapAllocator::kLeastBytes) {  // a page more would be much, and a copy to where the bytes belong is little
+  if (bytes < MmapAllocator::kLeastBytes) {  // a page more would be much for so few bytes, and a copy out of a bounce
+                                             // buffer is little
     return cpu_memory(bytes);
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
@@ -91,7 +91,7 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
     }
     memory_is_aligned_ = false;
   }
-  // An allocator that knows nothing of pages.
+  // An allocator whose blocks need not start on a page.
   auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));
   const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
   auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
@@ -100,7 +100,7 @@ c10::DataPtr DiskTier::allocate(std::size_t bytes) {
 
 std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
 
-// The calling thread is the compute stream: what `after` names of streams is over.
+// The calling thread is the compute stream, so the work of the streams in `after` is over.
 Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
   TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
   return out_->submit({

@@ -25,18 +25,18 @@ namespace ebb {
 // Tensors in RAM, bytes in an unlinked spill file: the tier of a machine without a GPU. Two I/O queues are its lanes,
 // so that a read never queues behind writes.
 //
-// On the CPU the calling thread is the compute stream: what it was given is done when the call that gave it returns, so
-// record() has nothing to wait for, and wait() blocks the calling thread.
+// On the CPU the calling thread is the compute stream: work is done when the call that does it returns, so record() has
+// nothing to wait for, and wait() blocks the calling thread.
 //
 // Errors: those of IoQueue and SpillFile: std::system_error for what the system refuses, SpillCorrupted for bytes that
-// do not come back as they left.
+// do not come back as they were written.
 //
-// The destructor finishes the copies in flight; in a forked child it leaks the lanes instead, because their threads are
-// not there. Blocks may outlive the tier: they keep the file open.
+// The destructor finishes the copies in flight; in a forked child it leaks the lanes instead, because their threads do
+// not exist there. Blocks may outlive the tier: they keep the file open.
 class DiskTier final : public Tier {
  public:
-  // `capacity_bytes`: the most that the spill file may grow to; nullopt for what the disk has. `trace`, if any, gets
-  // copies and stalls.
+  // `capacity_bytes`: the most that the spill file may grow to; nullopt for no limit but the disk's. `trace`, if any,
+  // gets copies and stalls.
   DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
            std::shared_ptr<Trace> trace = nullptr);
 
@@ -44,10 +44,10 @@ class DiskTier final : public Tier {
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
-  // From c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a page,
-  // so that whole pages are read straight into the memory, and the last part of a page passes through a bounce buffer;
-  // smaller reads pass through one where the file is direct. What that allocator gives is handed out as it is if it
-  // lies on a page, as MmapAllocator's does.
+  // Memory of c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a
+  // page, so that whole pages are read straight into the memory, and the last part of a page passes through a bounce
+  // buffer; smaller reads pass through a bounce buffer where the file is direct. A block of the allocator that starts
+  // on a page, as MmapAllocator's does, is handed out as it is.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
@@ -59,7 +59,7 @@ class DiskTier final : public Tier {
   [[nodiscard]] StallStats stall_stats() const override;
 
   // Why the system last refused to extend the spill file: a full disk, a quota, a file size limit. No error (false)
-  // when it gave what it was asked for last: then it is the capacity that leaves try_acquire empty-handed.
+  // when the system granted the last request: then try_acquire returns nullopt because of the capacity.
   [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
 
  private:
@@ -70,7 +70,7 @@ class DiskTier final : public Tier {
   const std::shared_ptr<Trace> trace_;
   const SpillFile* const file_;  // owned by the pool
   const std::shared_ptr<BlockPool> pool_;
-  // After the pool: both finish their work before it may close the file.
+  // Declared after the pool: both lanes finish their work before the pool may close the file.
   const std::unique_ptr<IoQueue, UnlessForked> out_;
   const std::unique_ptr<IoQueue, UnlessForked> in_;
 

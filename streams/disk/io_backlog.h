@@ -20,10 +20,10 @@ class IoBacklog {
   // Waits for a job. Null when the backlog is closed and empty.
   [[nodiscard]] std::shared_ptr<IoJob> pop();
 
-  // Null when there is none right now.
+  // Null when no job is there right now.
   [[nodiscard]] std::shared_ptr<IoJob> try_pop();
 
-  // No job will follow; those that are here are still handed out.
+  // Says that no job will follow; jobs that are here are still handed out.
   void close() noexcept;
 
  private:

@@ -22,7 +22,7 @@ bool IoJob::pass_gates() noexcept {
         ticket->synchronize();
       }
     } catch (...) {
-      if (request_.kind == IoKind::kRead) {  // what it would read never arrived
+      if (request_.kind == IoKind::kRead) {  // the bytes to read never arrived in the file
         completion_->finish(std::current_exception());
         return false;
       }

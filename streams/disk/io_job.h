@@ -28,8 +28,9 @@ struct IoChunk {
 class IoJob {
  public:
   // Small enough to stay in a core's cache while the I/O thread copies and hashes it, and so small that a request of 1
-  // MiB is hashed and moved at the same time: alone it was read at 0.76 to 0.82 and written at 0.57 to 0.77 of the rate
-  // without ebb, and at 0.63 to 0.75 and 0.41 to 0.48 in one piece (bench/results/h200/disk_chunks_*.json).
+  // MiB is hashed and moved at the same time: alone such a request was read at 0.76 to 0.82 and written at 0.57 to 0.77
+  // of the rate without ebb; in one piece it was read at 0.63 to 0.75 and written at 0.41 to 0.48
+  // (bench/results/h200/disk_chunks_*.json).
   static constexpr std::size_t kChunkBytes = std::size_t{512} << 10;
 
   explicit IoJob(IoRequest request);
@@ -39,12 +40,12 @@ class IoJob {
   // Whether pass_gates would return without blocking.
   [[nodiscard]] bool gates_done() const;
 
-  // Waits for every ticket in `after`. False when one of them failed and this is a read: then this job's ticket is
-  // done, with that ticket's error, and the job is over. A write only needs them to be over. Once it has returned true
-  // it returns true at once.
+  // Waits for every ticket in `after`. False when a ticket failed and this job is a read: then this job's ticket
+  // is done, with the failed ticket's error, and the job is over. A write starts even after errors. After a call that
+  // returned true, later calls return true at once.
   [[nodiscard]] bool pass_gates() noexcept;
 
-  // nullopt when all have been handed out. Requires that the gates are passed.
+  // The next chunk; nullopt when all chunks have been handed out. Requires that the gates are passed.
   [[nodiscard]] std::optional<IoChunk> next_chunk();
 
   // Called once for every chunk. `error`: null for success. The ticket reports the first error, and only after the last
@@ -56,7 +57,7 @@ class IoJob {
 
   IoRequest request_;
   std::size_t bytes_handed_out_ = 0;
-  TraceSpan::Time begin_;  // where there is a trace
+  TraceSpan::Time begin_;  // set where there is a trace
 
   Mutex mutex_;
   std::size_t chunks_left_ EBB_GUARDED_BY(mutex_);

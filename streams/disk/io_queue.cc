@@ -12,7 +12,7 @@
 namespace ebb {
 
 std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
-  if (engine == IoEngine::kThreads) {  // not even asked for: a sandbox may end the process for the question
+  if (engine == IoEngine::kThreads) {  // io_uring is not even tried: a sandbox may end the process for the attempt
     return std::make_unique<ThreadIo>(file, thread_name);
   }
   const std::error_code refusal = UringIo::refusal();
@@ -22,7 +22,7 @@ std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, c
   if (!refusal) {
     try {
       return std::make_unique<UringIo>(file, thread_name);
-    } catch (const std::system_error&) {  // permitted, but this ring was one too many
+    } catch (const std::system_error&) {  // io_uring is permitted, but the system makes no more rings
       if (engine == IoEngine::kUring) {
         throw;
       }

@@ -24,15 +24,15 @@ enum class IoEngine : std::uint8_t {
 // that the waits form no circle, and a queue that waits still completes what it started.
 //
 // Errors: std::system_error for what the system refuses, thrown by the ticket's synchronize (a failed transfer names
-// the bytes, the offset and the folder); SpillCorrupted, in the same way, for a read that does not bring what the same
-// chunk was last written with (Note [Checked chunks] in io_slot.h); c10::Error from submit for a request that breaks
-// IoRequest's rules.
+// the bytes, the offset and the folder); SpillCorrupted, in the same way, for a read whose bytes are not those that
+// the chunk was last written with (Note [Checked chunks] in io_slot.h); c10::Error from submit for a request that
+// breaks IoRequest's rules.
 //
-// The destructor of every implementation first carries out all that was submitted, so the tickets in `after` must all
-// be done sooner or later. It never throws. The file must outlive the queue.
+// The destructor of every implementation first carries out all requests that were submitted, so the tickets in `after`
+// must all be done sooner or later. It never throws. The file must outlive the queue.
 class IoQueue {
  public:
-  // `thread_name`: what the queue's threads are called, at most 15 characters. Throws std::system_error when the engine
+  // `thread_name`: the name of the queue's threads, at most 15 characters. Throws std::system_error when the engine
   // is not available.
   [[nodiscard]] static std::unique_ptr<IoQueue> make(IoEngine engine, const SpillFile& file,
                                                      const std::string& thread_name);

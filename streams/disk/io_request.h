@@ -16,7 +16,7 @@ enum class IoKind : std::uint8_t { kRead, kWrite };
 struct IoRequest {
   IoKind kind;
 
-  // A multiple of kPageBytes. The request owns the file's bytes up to the end of the last page it touches: a write
+  // A multiple of kPageBytes. The request owns the file's bytes up to the end of the last page that it touches: a write
   // may fill the rest of that page with zeros.
   std::uint64_t file_offset;
 
@@ -24,7 +24,7 @@ struct IoRequest {
   void* memory;
   std::size_t bytes;  // at least 1
 
-  // The request starts when all of these are done. If one failed, a read fails with the same error.
+  // The request starts when all of these tickets are done. If a ticket failed, a read fails with that ticket's error.
   std::vector<Ticket> after;
   Trace* trace = nullptr;  // gets a span from the first byte to the last, if there is one; must outlive the request
 };

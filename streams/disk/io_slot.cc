@@ -71,7 +71,7 @@ void IoSlot::advance(ssize_t result) noexcept {
   }
   auto moved = static_cast<std::size_t>(result);
   if (file_->direct() && moved < bytes()) {
-    moved -= moved % kPageBytes;  // goes on at a page; there are none left where a file ends within one
+    moved -= moved % kPageBytes;  // goes on at a page; where the file ends within a page, no bytes are left
   }
   if (moved == 0) {
     std::exchange(job_, nullptr)->finish_chunk(failure(0));
@@ -84,7 +84,7 @@ void IoSlot::advance(ssize_t result) noexcept {
   }
 }
 
-// All bytes are where they belong, or in the bounce buffer.
+// Called when all bytes are in the file, the memory or the bounce buffer.
 std::exception_ptr IoSlot::finish_transfer() {
   if (chunk_.kind == IoKind::kWrite) {
     file_->checksums().finish_write(chunk_.file_offset, checksum_);
@@ -113,8 +113,8 @@ void IoSlot::finish_blocking() noexcept {
   }
 }
 
-// `error`: 0 where the system moved no bytes, which is no error to it; here it means that the file is shorter than what
-// was leased.
+// `error`: 0 where the system moved no bytes and reported no error, which means that the file is shorter than the
+// leased range.
 std::exception_ptr IoSlot::failure(int error) const {
   std::string what = describe(file_offset(), bytes());
   if (error != 0) {

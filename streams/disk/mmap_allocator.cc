@@ -27,8 +27,8 @@ void* map_pages(std::size_t bytes) {
 
 bool is_to_be_filled() { return FLAGS_caffe2_cpu_allocator_do_zero_fill || FLAGS_caffe2_cpu_allocator_do_junk_fill; }
 
-// The system refuses where unmapping would split a mapping and the process has as many as it may. The pages go back all
-// the same, and their addresses are lost.
+// Unmaps. The system refuses where unmapping would split a mapping and the process has as many mappings as it may have;
+// the pages then go back all the same, and their addresses are lost.
 void unmap_pages(void* data, std::size_t bytes) {
   if (::munmap(data, bytes) != 0) {
     static_cast<void>(::madvise(data, bytes, MADV_DONTNEED));
@@ -39,7 +39,8 @@ void unmap_pages(void* data, std::size_t bytes) {
 
 MmapAllocator::MmapAllocator() : inner_(*c10::GetDefaultCPUAllocator()) {
   cached_.reserve(kCacheBlocks);  // so that freeing a block cannot fail
-  // A fork while another thread holds the lock would leave it locked in the child for ever, as with malloc's own locks.
+  // A fork while another thread holds the lock would leave the child's lock locked for ever. malloc guards its own
+  // locks in the same way.
   static_cast<void>(::pthread_atfork(&lock_before_fork, &unlock_after_fork, &unlock_after_fork));
 }
 
@@ -54,7 +55,7 @@ void MmapAllocator::unlock_after_fork() { instance().mutex_.unlock(); }
 
 bool MmapAllocator::install() {
   if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) {
-    c10::SetCPUAllocator(&instance());  // with the lowest priority: an allocator of the program's may follow
+    c10::SetCPUAllocator(&instance());  // with the lowest priority: the program may install an allocator later
   }
   return c10::GetCPUAllocator() == &instance();
 }
@@ -76,7 +77,7 @@ void MmapAllocator::copy_data(void* to, const void* from, std::size_t bytes) con
   default_copy_data(to, from, bytes);
 }
 
-// Most blocks of the inner allocator do not start on a page, and are told apart without the lock.
+// Most blocks of the inner allocator do not start on a page, and are recognized without the lock.
 void MmapAllocator::release(void* data) {
   MmapAllocator& allocator = instance();
   const auto block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : std::nullopt;
@@ -88,7 +89,7 @@ void MmapAllocator::release(void* data) {
   allocator.cache(*block);
 }
 
-// Null where the system maps no more, even after all that is cached has gone.
+// Null where the system maps no more, even after all cached blocks are unmapped.
 void* MmapAllocator::map(std::size_t bytes) {
   void* data = take_cached(bytes);
   if (data == nullptr) {

@@ -9,17 +9,17 @@
 
 namespace ebb {
 
-// What the pieces of a spill file must hash to: the part of the file that is kept in RAM. It grows with the file and
-// not with its use: pieces never overlap, because writing one forgets those that it touches.
+// The checksums that the pieces of a spill file must have, kept in RAM. They grow with the file and not with its use:
+// pieces never overlap, because writing a piece forgets the pieces that it touches.
 //
-// Threads: every member from any thread. That no two transfers of the same bytes are under way at once is up to those
-// who queue them (the rules of `after`).
+// Threads: every member from any thread. The callers see to it that no two transfers of the same bytes are under way at
+// once (the rules of `after`).
 class SpillChecksums {
  public:
-  // A piece is about to be written: from now on nothing is known of these bytes.
+  // Says that a piece is about to be written: from now on nothing is known of these bytes.
   void start_write(std::uint64_t offset, std::size_t bytes);
 
-  // The piece that was started at `offset` is written.
+  // Says that the piece that was started at `offset` is written.
   void finish_write(std::uint64_t offset, std::uint64_t checksum) noexcept;
 
   // nullopt unless exactly this piece was written last, and wholly.

@@ -36,7 +36,7 @@ std::size_t make_direct(int fd) {
     return ::fcntl(fd, F_SETFL, O_DIRECT) == 0 ? alignment : 1;
   }
 #endif
-  // Set on the open file, not asked for at open: some file systems create the file and then refuse the flag.
+  // The flag is set on the open file, not at open: some file systems create the file and then refuse the flag.
   return ::fcntl(fd, F_SETFL, O_DIRECT) == 0 ? kPageBytes : 1;
 }
 
@@ -45,7 +45,7 @@ int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
     return ENOSPC;
   }
   rlimit limit{};
-  // Asked first, because the kernel answers with the signal SIGXFSZ, which ends the process.
+  // The limit is checked first, because beyond it the kernel sends the signal SIGXFSZ, which ends the process.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && offset + bytes > limit.rlim_cur) {
     return EFBIG;
   }
@@ -79,8 +79,8 @@ std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
     refusal_ = 0;
     return range;
   }
-  // A reservation that failed half-way may keep what it got: give it back, others need the space on a full disk.
-  // Should that fail too there is nothing left to do; the next grow takes the same place in the file.
+  // A reservation that failed half-way may keep blocks: they go back, because others need the space on a full disk. If
+  // the truncation fails, too, nothing is left to do; the next grow takes the same place in the file.
   [[maybe_unused]] const int ignored = ::ftruncate(fd(), static_cast<off_t>(size_bytes_));
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
     refusal_ = error;

@@ -23,7 +23,7 @@ class SpillFile final : public Backing {
   // Throws what SpillFolder throws when no file can be made there.
   explicit SpillFile(const std::filesystem::path& folder) : SpillFile(SpillFolder(folder)) {}
   explicit SpillFile(const SpillFolder& folder);
-  // `file`: a new one of this folder.
+  // `file`: a new file of this folder.
   SpillFile(const SpillFolder& folder, FileDescriptor file);
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
@@ -31,22 +31,23 @@ class SpillFile final : public Backing {
   // Extends the file by `bytes`, rounded up to whole pages, right behind the earlier range. The blocks are reserved on
   // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
   // that cannot reserve, a full disk fails the write.
-  // nullopt when the disk, the quota or the process's file size limit is reached: see refusal(). Throws
+  // nullopt when the limit of the disk, the quota or the process's file size limit is reached: see refusal(). Throws
   // std::system_error for anything else.
   std::optional<Range> grow(std::size_t bytes) override;
 
-  // Why the last grow returned nullopt. No error (false) when it gave the bytes.
+  // Why the last grow returned nullopt. No error (false) when the last grow gave the bytes.
   [[nodiscard]] std::error_code refusal() const { return {refusal_.load(), std::generic_category()}; }
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
-  // Whether reads and writes bypass the page cache. If so, they must keep to whole pages in the file, and to
-  // memory_alignment() in memory; a file that is not direct has no such rules and an alignment of 1.
+  // Whether reads and writes bypass the page cache. If so, transfers must keep to whole pages in the file, and to
+  // memory_alignment() in memory; a file that is not direct has neither rule, and an alignment of 1.
   [[nodiscard]] bool direct() const { return memory_alignment_ != 1; }
   [[nodiscard]] std::size_t memory_alignment() const { return memory_alignment_; }
 
-  // What was written where. As fd() it leads to the content, which is not part of the object's constness.
+  // The checksums of the pieces that were written. Not const, as the content behind fd() is not part of the object's
+  // constness.
   [[nodiscard]] SpillChecksums& checksums() const { return checksums_; }
 
  private:

@@ -20,7 +20,7 @@ namespace ebb {
 namespace {
 
 constexpr mode_t kOwnerOnly = 0600;
-constexpr int kTries = 8;  // of random names: even one that is taken is next to impossible
+constexpr int kTries = 8;  // of random names: even one name that is taken is next to impossible
 
 [[noreturn]] void refuse_folder(int error, const std::filesystem::path& path) {
   throw std::system_error(error, std::generic_category(), "cannot use the spill folder \"" + path.string() + "\"");
@@ -93,7 +93,7 @@ std::optional<FileDescriptor> SpillFolder::make_unnamed_file() const {
   if (fd >= 0) {
     return FileDescriptor(fd);
   }
-  if (errno == EOPNOTSUPP || errno == EISDIR) {  // the answers of a file system and of a kernel without it
+  if (errno == EOPNOTSUPP || errno == EISDIR) {  // the answers of a file system and of a kernel without O_TMPFILE
     return std::nullopt;
   }
   refuse_file(errno);

@@ -9,12 +9,12 @@
 
 namespace ebb {
 
-// The folder of a spill file, opened once and checked: what is made in it is made in the folder that was checked,
-// whatever its path leads to by then.
+// The folder of a spill file, opened once and checked: files are made in the folder that was checked, whatever its path
+// leads to by then.
 //
 // Accepted is a folder in which nobody but root can replace what this process makes: it belongs to this process's user
 // or to root, and either nobody else may write to it or it is sticky, as /var/tmp is. The last part of the path may be
-// a symbolic link; the folder that it leads to is the one that is checked.
+// a symbolic link; the folder that the link leads to is checked.
 //
 // Errors: std::system_error for what the system refuses, std::invalid_argument for a folder that is not accepted. Each
 // names the folder.
@@ -33,9 +33,9 @@ class SpillFolder {
   // program. The system frees it when it is closed, however the process ends.
   [[nodiscard]] FileDescriptor make_file() const;
 
-  // The two ways to make one. The first never has a name; nullopt where the file system or the kernel does not have
-  // O_TMPFILE. The second works everywhere, but has a name for a moment: a process that is killed just then leaves an
-  // empty file. `next_name` is asked again when a name is taken, a few times.
+  // The two ways to make such a file. The first file never has a name; nullopt where the file system or the kernel does
+  // not have O_TMPFILE. The second way works everywhere, but the file has a name for a moment: a process that is killed
+  // just then leaves an empty file. `next_name` is called again when a name is taken, a few times.
   [[nodiscard]] std::optional<FileDescriptor> make_unnamed_file() const;
   [[nodiscard]] FileDescriptor make_unlinked_file(const std::function<std::string()>& next_name) const;
 

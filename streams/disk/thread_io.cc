@@ -17,7 +17,7 @@ ThreadIo::ThreadIo(const SpillFile& file, const std::string& thread_name) {
       }
       threads_.emplace_back([this, &file, thread_name] { work(file, thread_name); });
     }
-  } catch (...) {  // the system has no more threads: let those that run end, so that they can be joined
+  } catch (...) {  // the system has no more threads: the threads that run must end, so that they can be joined
     backlog_.close();
     throw;
   }

@@ -25,8 +25,8 @@ class ThreadIo final : public IoQueue {
   void work(const SpillFile& file, const std::string& thread_name) noexcept;
   bool start_next(IoSlot& slot);
 
-  // Held while waiting for a request and for its gates: one worker does so for all, the others finish what they have
-  // and queue up behind it. That is what keeps requests in order.
+  // Held while waiting for a request and for its gates: one worker waits for all, and the other workers finish their
+  // chunks and then wait for this lock. The lock keeps requests in order.
   Mutex next_mutex_;
   std::shared_ptr<IoJob> current_ EBB_GUARDED_BY(next_mutex_);  // the job whose chunks are being handed out
 

@@ -26,7 +26,7 @@ std::error_code UringIo::refusal() {
 std::error_code UringIo::probe() {
   try {
     Ring ring;
-    // A read from no file fails with EBADF where reads are known, with EINVAL where io_uring is older than they are.
+    // A read from no file fails with EBADF where io_uring knows reads, and with EINVAL where io_uring is older.
     char byte = 0;
     ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
     const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
@@ -61,16 +61,16 @@ void UringIo::work(const std::string& thread_name) noexcept {
   }
 }
 
-// Starts what can be started. Blocks only while no slot is busy: else it would keep their tickets from being done, and
-// the gate that it waits for may hang on one of them, through another queue. A request that comes while a chunk is in
-// flight is seen when that chunk is done, which spares a second way to wake the thread.
+// Starts the chunks that can be started. Blocks only while no slot is busy: blocking would keep the busy slots' tickets
+// from being done, and the gate that is waited for may depend on one of these tickets, through another queue. A request
+// that comes while a chunk is in flight is seen when that chunk is done, which spares a second way to wake the thread.
 void UringIo::start_chunks() {
   while (busy_ < kDepth) {
     const unsigned before = busy_;
     if (!start_one()) {
       return;
     }
-    if (busy_ == before && busy_ > 0) {  // it was moved here and now: what is in flight may have arrived meanwhile
+    if (busy_ == before && busy_ > 0) {  // this thread moved the chunk: chunks in flight may have arrived meanwhile
       return;
     }
   }
@@ -102,7 +102,7 @@ bool UringIo::start_one() {
   }
 }
 
-// Moves what the slot has left: by the ring, or where that refuses the submission, here and now.
+// Moves the bytes that the slot has left: by the ring, or on this thread where the ring refuses the submission.
 void UringIo::issue(IoSlot& slot) {
   if (submit(slot)) {
     ++busy_;
@@ -112,8 +112,8 @@ void UringIo::issue(IoSlot& slot) {
 }
 
 bool UringIo::submit(IoSlot& slot) {
-  // An entry that was refused is still in the queue, alone, and is written anew: the kernel reads entries only while
-  // they are submitted.
+  // A refused entry is still in the queue, alone, and is written anew: the kernel reads entries only during the
+  // submission.
   if (entry_ == nullptr) {
     entry_ = ::io_uring_get_sqe(ring_.get());
   }
@@ -124,8 +124,9 @@ bool UringIo::submit(IoSlot& slot) {
     ::io_uring_prep_write(entry_, fd_, slot.data(), bytes, slot.file_offset());
   }
   ::io_uring_sqe_set_data(entry_, &slot);
-  // By a thread of the kernel's, if it is long: many file systems would else do all of a direct write within the
-  // submission, and this thread could not prepare the next one meanwhile. For a short one, waking that costs more.
+  // A long write is done by a thread of the kernel's: many file systems would otherwise do all of a direct write within
+  // the submission, and this thread could not prepare the next write meanwhile. For a short write, waking the kernel's
+  // thread costs more.
   constexpr unsigned kLong = 256 << 10;
   ::io_uring_sqe_set_flags(entry_, bytes >= kLong ? IOSQE_ASYNC : 0);
   int result = -EAGAIN;
@@ -134,7 +135,7 @@ bool UringIo::submit(IoSlot& slot) {
       result = ::io_uring_submit(ring_.get());
     } while (result == -EINTR);
   }
-  // Not `result`: what counts is whether the kernel took the entry.
+  // `result` does not count, but whether the kernel took the entry.
   if (::io_uring_sq_ready(ring_.get()) > 0) {
     return false;
   }
@@ -142,8 +143,8 @@ bool UringIo::submit(IoSlot& slot) {
   return true;
 }
 
-// The next completion. Where the kernel refuses to wait, looks for it again and again: what is in flight still uses its
-// memory, and its completions arrive in the ring by themselves.
+// The next completion. Where the kernel refuses to wait, polls the ring: chunks in flight still use their memory, and
+// their completions arrive in the ring by themselves.
 io_uring_cqe* UringIo::wait() {
   io_uring_cqe* cqe = nullptr;
   int result = -EINTR;
@@ -157,9 +158,10 @@ io_uring_cqe* UringIo::wait() {
   return cqe;
 }
 
-// Waits until a chunk has arrived. Finishes all writes that have, or one read. A write only has its ticket done, so all
-// that are there come before the copy and hash of another. A read is hashed, which takes long: before that the disk
-// gets another chunk, because chunks that were started together arrive together and it would idle while all are hashed.
+// Waits until a chunk has arrived. Finishes all writes that have arrived, or one read. To finish a write only makes its
+// ticket done, so all arrived writes come before the copy and hash of another chunk. To finish a read hashes it, which
+// takes long: the disk gets another chunk first, because chunks that were started together arrive together, and the
+// disk would idle while all are hashed.
 void UringIo::finish_arrived() {
   io_uring_cqe* cqe = wait();
   do {

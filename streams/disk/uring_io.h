@@ -19,12 +19,12 @@ namespace ebb {
 // refuses is moved by pread or pwrite on that thread: slower, and as exact.
 class UringIo final : public IoQueue {
  public:
-  // Chunks in flight; one more where a read was short after the next had been started. Enough for the disk's rate
-  // (bench/results/h200/disk.json).
+  // The number of chunks in flight; one more where a read was short after the next read had been started. With so
+  // many, the disk reaches its rate (bench/results/h200/disk.json).
   static constexpr unsigned kDepth = 16;
 
   // Why this process may not use io_uring (an old kernel, a container that forbids it); no error (false) if it may.
-  // Tried once, at the first call.
+  // The first call tries; later calls return its result.
   [[nodiscard]] static std::error_code refusal();
 
   // Throws std::system_error when io_uring is refused.
@@ -53,13 +53,13 @@ class UringIo final : public IoQueue {
   [[nodiscard]] io_uring_cqe* wait();
   void finish_arrived();
 
-  // Only the thread uses these.
+  // Only the I/O thread uses the members before `thread_`.
   const int fd_;
   Ring ring_;
-  io_uring_sqe* entry_ = nullptr;   // one that the kernel has refused, and that is still in its queue
-  std::vector<IoSlot> slots_;       // one more than kDepth: of a read that has arrived and is not yet hashed
+  io_uring_sqe* entry_ = nullptr;   // an entry that the kernel has refused, and that is still in the queue
+  std::vector<IoSlot> slots_;       // kDepth, and one for a read that has arrived and is not yet hashed
   std::shared_ptr<IoJob> current_;  // the job whose chunks are being handed out
-  unsigned busy_ = 0;               // slots of chunks that are in flight, or have arrived and are not finished
+  unsigned busy_ = 0;               // slots whose chunks are in flight, or have arrived and are not finished
 
   std::jthread thread_;  // the last member: joined before the others go
 };

@@ -40,7 +40,7 @@ bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, 
       copies.gates.push_back(gate);
     }
   }
-  // From here on nothing throws: the copy is in the batch, or its caller has heard that it is not.
+  // From here on nothing throws: the copy is in the batch, or its caller has been told that it is not.
   copies.to.push_back(to);
   copies.from.push_back(from);
   copies.sizes.push_back(bytes);
@@ -80,7 +80,7 @@ void CopyBatch::queue_locked() const noexcept {
   } catch (...) {
     error_ = std::current_exception();
     state = State::kFailed;
-    static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // some may have been queued: done means over
+    static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // queued copies must be over before the ticket is done
     static_cast<void>(cudaGetLastError());
   }
   open_ = nullptr;
@@ -94,7 +94,7 @@ void CopyBatch::queue_copies() const {
   hand_over();
   try {
     done_ = before != nullptr ? times_->record(lane_) : events_.record(lane_);
-  } catch (...) {  // without an event nobody could tell when the memory is free again, so that must be now
+  } catch (...) {  // without an event nobody could tell when the memory is free again, so the host waits
     C10_CUDA_CHECK(cudaStreamSynchronize(lane_.stream()));
     return;
   }
@@ -126,14 +126,15 @@ void CopyBatch::hand_over() const {
   const std::size_t count = copies.sizes.size();
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  std::size_t first = 0;  // that the attributes are of
+  std::size_t first = 0;  // the first copy that the attributes are of
   if (!fails(FaultPoint::kCopy) &&
       cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
                            /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
     return;
   }
   static_cast<void>(cudaGetLastError());
-  // One may be at fault: the others need not fail with it. What has been queued is copied twice, to the same effect.
+  // One copy may be at fault: the other copies need not fail with it. Copies that the batch had queued run twice, to
+  // the same effect.
   for (std::size_t i = 0; i < count; ++i) {
     C10_CUDA_CHECK(fails(FaultPoint::kCopy)
                        ? cudaErrorInvalidValue

@@ -20,22 +20,22 @@
 
 namespace ebb {
 
-// Small copies of one direction that are queued together, and the one ticket that all of them have.
+// Small copies of one direction that are queued together, and the one ticket that they share.
 //
 // Note [Batches]
-// A copy costs an H200's link 2 to 3 us besides its bytes: one after another, copies of 64 KiB reach 17 GB/s and of 4
-// KiB 2. Eight in one cudaMemcpyBatchAsync reach 44 and 11, and cost the host 0.8 us each instead of 1.9. So a small
-// copy is not queued when it is asked for: it joins a batch. That is queued when it is full, when a copy comes that
-// cannot join it, when the tier is flushed, and, so that no wait can be in vain, as soon as anybody waits for its
-// ticket. What the copies start behind is gathered, too: the lane waits once for each event, and for one point of their
-// compute stream, taken when the batch is queued.
+// A copy costs an H200's link 2 to 3 us besides its bytes: one after another, copies of 64 KiB reach 17 GB/s, and
+// copies of 4 KiB reach 2. Eight in one cudaMemcpyBatchAsync reach 44 and 11, and cost the host 0.8 us each instead
+// of 1.9. So a small copy joins a batch instead of being queued at once. A batch is queued when it is full, when a copy
+// comes that cannot join it, when the tier is flushed, and, so that no wait can be in vain, as soon as anybody waits
+// for the batch's ticket. The waits of the copies are gathered, too: the lane waits once for each event, and for one
+// point of their compute stream, taken when the batch is queued.
 //
 // Threads: every member may be called from any thread.
 class CopyBatch final : public Completion {
  public:
   static constexpr std::size_t kLargestCopy = std::size_t{256} << 10;  // larger ones are queued by themselves
 
-  // Of copies behind `stream`, or behind none. `events`: of the lane's device.
+  // A batch of copies behind `stream`, or behind no stream. `events`: of the lane's device.
   CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream, CudaEventPool& events,
             std::shared_ptr<GpuTimes> times);
   CopyBatch(const CopyBatch&) = delete;
@@ -43,15 +43,15 @@ class CopyBatch final : public Completion {
 
   using Gates = std::span<const std::shared_ptr<const CudaEvent>>;
 
-  // A copy behind `gates` and behind what the stream has been given by now. False, and nothing is done, if the batch
-  // has been queued or is for another stream. The last copy that it takes queues it.
+  // Adds a copy behind `gates` and behind the work that the stream has been given by now. False, and nothing is done,
+  // if the batch has been queued or is for another stream. The copy that fills the batch queues it.
   [[nodiscard]] bool add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream);
 
-  // Queues the copies, unless that has been done: one by one, if CUDA refuses the batch. The point after them; null if
-  // that is known to be reached. Throws, at every call, what they could not be queued for.
+  // Queues the copies, unless they are queued: one by one, if CUDA refuses the batch. Returns the point after them, or
+  // null if that point is known to be reached. Throws, at every call, the error for which they could not be queued.
   std::shared_ptr<const CudaEvent> queued() const;
 
-  // False until the copies are queued, which this does not do.
+  // False until the copies are queued. Does not queue them.
   [[nodiscard]] bool done() const noexcept override;
   void synchronize() const override;
 
@@ -79,9 +79,9 @@ class CopyBatch final : public Completion {
 
   mutable Mutex mutex_;
   mutable std::unique_ptr<Copies> open_ EBB_GUARDED_BY(mutex_);  // null once they are queued
-  mutable std::atomic<State> state_{State::kOpen};               // what it says of the two below is fixed
-  mutable std::shared_ptr<const CudaEvent> done_;                // kQueued
-  mutable std::exception_ptr error_;                             // kFailed
+  mutable std::atomic<State> state_{State::kOpen};  // fixed, as the two members below, once it is not kOpen
+  mutable std::shared_ptr<const CudaEvent> done_;   // kQueued
+  mutable std::exception_ptr error_;                // kFailed
 };
 
 }  // namespace ebb

@@ -20,7 +20,7 @@ std::shared_ptr<const CudaEvent> event_of(const Ticket& ticket) {
   if (const auto* const batch = dynamic_cast<const CopyBatch*>(ticket.get())) {
     return batch->queued();
   }
-  ticket->synchronize();  // of some other kind of queue: only the host can wait for it
+  ticket->synchronize();  // a ticket of some other kind of queue: only the host can wait for it
   return nullptr;
 }
 
@@ -34,7 +34,7 @@ CopyLane::CopyLane(c10::Device device, cudaMemcpyKind kind, Where where, Small s
       events_(CudaEventPool::of(device, CudaEventPool::Timing::kOff)) {}
 
 Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After& after) {
-  const Gates gates = this->gates(after);  // without the lock: one may be a batch of this very lane
+  const Gates gates = this->gates(after);  // without the lock: a gate may be a batch of this very lane
   const auto streams = in_force(WaitPoint::kLaneGates) ? after.streams() : std::span<const c10::Stream>();
   const MutexLock lock(mutex_);
   if (small_ == Small::kBatched && bytes <= CopyBatch::kLargestCopy && streams.size() <= 1) {
@@ -55,7 +55,7 @@ Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After
   return copy_alone(stream, to, from, bytes);
 }
 
-// A copy out only waits until these are over; a copy in must not start if one of them failed.
+// A copy out starts when its tickets are over, even with errors; a copy in must not start if a ticket failed.
 CopyLane::Gates CopyLane::gates(const After& after) const {
   Gates gates;
   if (!in_force(WaitPoint::kLaneGates)) {
@@ -92,12 +92,12 @@ void CopyLane::flush() noexcept {
   close_batch();
 }
 
-// What was asked for first goes first: sources are let go in that order.
+// The open batch is queued before a later copy, because sources are let go in the order of the calls.
 void CopyLane::close_batch() noexcept {
   if (const auto batch = std::exchange(batch_, nullptr)) {
     try {
       static_cast<void>(batch->queued());
-    } catch (...) {  // whoever waits for it hears of that
+    } catch (...) {  // the error reaches those who wait for the batch
     }
   }
 }
@@ -110,7 +110,7 @@ Ticket CopyLane::copy_alone(c10::cuda::CUDAStream stream, void* to, const void* 
   try {
     done = before != nullptr ? times_->record(stream) : events_.record(stream);
   } catch (...) {
-    // Without a ticket nobody could tell when the memory is free again, so that must be now.
+    // Without a ticket nobody could tell when the memory is free again, so the host waits.
     static_cast<void>(cudaStreamSynchronize(stream.stream()));
     throw;
   }

@@ -28,10 +28,10 @@ class CopyLane {
   // `small`: kBatched needs a side stream and pinned memory.
   CopyLane(c10::Device device, cudaMemcpyKind kind, Where where, Small small, std::shared_ptr<GpuTimes> times);
 
-  // Starts a copy behind all in `after`, and gives the ticket of its end: see Note [Batches]. Errors as Tier.
+  // Starts a copy behind all of `after`, and returns the ticket of its end: see Note [Batches]. Errors as Tier.
   [[nodiscard]] Ticket copy(void* to, const void* from, std::size_t bytes, const After& after);
 
-  // Queues the batch, if there is one.
+  // Queues the open batch, if there is one.
   void flush() noexcept;
 
  private:
@@ -56,8 +56,8 @@ class CopyLane {
   std::shared_ptr<CopyBatch> batch_ EBB_GUARDED_BY(mutex_);  // the last one
 };
 
-// The event that a ticket stands for; null if there is nothing left to wait for. Queues a batch; waits for a ticket
-// that is none of a GPU. Throws what these failed with.
+// The event that a ticket stands for; null if there is nothing left to wait for. Queues a ticket's
+// batch; waits for a ticket that is not a GPU's. Throws the error of either.
 [[nodiscard]] std::shared_ptr<const CudaEvent> event_of(const Ticket& ticket);
 
 }  // namespace ebb

@@ -63,12 +63,12 @@ CudaEvent::CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream) : pool_(
 
 CudaEvent::~CudaEvent() { pool_.give_back(event_); }
 
-// Leases ask this while a graph unwinds after a kernel of the user's has failed, and at process exit: it must not
+// Leases call this while a graph unwinds after a kernel of the user's has failed, and at process exit: this must not
 // throw, and a device in error does no more work. The error itself stays for `synchronize` and the next launch to
 // report.
 //
 // While some thread captures a CUDA graph, a query would be refused and end that capture, unless this thread says that
-// it means no part of it. A refusal is no answer.
+// the query is no part of it. A refused query does not say that the event is done.
 bool CudaEvent::done() const noexcept {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;

@@ -16,12 +16,12 @@ namespace ebb {
 
 class CudaEvent;
 
-// Events of one device, made once and used again: creating one costs more than recording it.
+// Events of one device, made once and used again: creating an event costs more than recording it.
 //
 // Note [Events are never destroyed]
 // A ticket may die after the CUDA runtime has (a global Offloader at process exit), where destroying an event is an
-// error. So pools live as long as the process, one for each device and kind. They hold as many events as were ever in
-// flight at once.
+// error. So pools live as long as the process, one for each device and kind. A pool holds as many events as were ever
+// in flight at once.
 //
 // Threads: every member may be called from any thread.
 class CudaEventPool {
@@ -55,7 +55,7 @@ class CudaEventPool {
 };
 
 // A ticket on the GPU: an event that was recorded when the ticket was made, so that no wait can meet an event that was
-// never recorded (a silent no-op), and that nobody can record again.
+// never recorded (a silent no-op), and so that nobody can record the event again.
 class CudaEvent final : public Completion {
  public:
   CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream);

@@ -6,10 +6,11 @@
 namespace ebb {
 namespace {
 
-// Two events in a row on an idle stream lie a few microseconds apart; what is shorter than this is no stall.
+// Two events in a row on an idle stream lie a few microseconds apart; a shorter wait than this is no stall.
 constexpr float kShortestStallMs = 0.02F;
 
-// What is over is settled when a track has this many, so that their events come back and steady training makes none.
+// Spans that are over are settled when a track has this many spans, so that their events return to the pool, and steady
+// training makes no new events.
 constexpr std::size_t kOpenSpans = 64;
 
 const char* name(TraceTrack track) {
@@ -75,7 +76,7 @@ void GpuTimes::settle_finished() noexcept {
       open.pop_front();
       try {
         settle(static_cast<TraceTrack>(track), span);
-      } catch (...) {  // no memory for it, or the device has failed, which the work itself will report
+      } catch (...) {  // no memory for the span, or the device has failed, which the work itself will report
       }
     }
   }

@@ -20,8 +20,8 @@ namespace ebb {
   return kind == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane;
 }
 
-// How long a GPU's streams were held up, and, if there is a trace, when its copies ran. All of it is read from events
-// after they have passed, so nobody waits for the GPU.
+// How long a GPU's streams were held up, and, if there is a trace, when its copies ran. The times are read from
+// events that have passed, so nobody waits for the GPU.
 //
 // Threads: every member may be called from any thread.
 class GpuTimes {
@@ -32,19 +32,20 @@ class GpuTimes {
   // A point for `add`.
   [[nodiscard]] std::shared_ptr<const CudaEvent> record(c10::cuda::CUDAStream stream) { return events_.record(stream); }
 
-  // The same where copies are traced; null where they are not, or where no event can be had.
+  // A point for `add` where copies are traced; null where they are not, or where no event can be had.
   [[nodiscard]] std::shared_ptr<const CudaEvent> record_for_trace(c10::cuda::CUDAStream stream) noexcept;
 
-  // What a stream did between two points: it was held up (kCompute), or copied so many bytes. Left out where memory is
-  // short.
+  // Adds a span between two points: the stream was held up (kCompute), or copied so many bytes. The span is lost where
+  // memory is short.
   void add(TraceTrack track, std::uint64_t bytes, std::shared_ptr<const CudaEvent> before,
            std::shared_ptr<const CudaEvent> after) noexcept;
 
-  // Of the stalls that are over.
+  // The stalls that are over.
   [[nodiscard]] StallStats stall_stats();
 
-  // Hands what is over to the trace, if there is one, and sets the two clocks by each other anew: they drift apart, and
-  // CUDA gives times as floats, which after an hour are good to a quarter of a millisecond.
+  // Hands spans that are over to the trace, if there is one, and sets the host's and the GPU's clock by each other
+  // anew: the clocks drift apart, and CUDA gives times as floats, which after an hour are good to a quarter of a
+  // millisecond.
   void update_trace();
 
  private:
@@ -64,7 +65,7 @@ class GpuTimes {
 
   Mutex mutex_;
   std::array<std::deque<Span>, kTraceTracks> open_ EBB_GUARDED_BY(mutex_);  // of each track, oldest first
-  // A point that is known on both clocks, if there is a trace.
+  // A point whose time is known on both clocks, if there is a trace.
   std::shared_ptr<const CudaEvent> base_ EBB_GUARDED_BY(mutex_);
   TraceSpan::Time base_time_ EBB_GUARDED_BY(mutex_);
   StallStats stalls_ EBB_GUARDED_BY(mutex_);

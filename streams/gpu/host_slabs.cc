@@ -22,8 +22,8 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kBytesPerToucher = std::size_t{4} << 20;
 constexpr std::size_t kMaxTouchers = 16;
 
-// The first write to a page makes the kernel find and clear it, which one thread does far below the memory's rate: on
-// an H200's host, slabs of 64 MiB are ready at 5.9 GiB/s with one thread, 12.6 with 4 and 16.8 with 16
+// The first write to a page makes the kernel find and clear it, and one thread does this far below the memory's rate:
+// on an H200's host, slabs of 64 MiB are ready at 5.9 GiB/s with one thread, 12.6 with 4 and 16.8 with 16
 // (bench/results/h200/pin.json).
 void touch(std::byte* data, std::size_t bytes) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
@@ -43,7 +43,7 @@ void touch(std::byte* data, std::size_t bytes) {
     }
     try {
       threads.emplace_back(touch_share, begin);
-    } catch (const std::system_error&) {  // no more threads: then on this one
+    } catch (const std::system_error&) {  // the system has no more threads: this thread touches the pages
       touch_share(begin);
     }
   }
@@ -88,8 +88,8 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
   std::unique_ptr<void, decltype(unmap)> owner(mapping, unmap);
   const auto start = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
   auto* const data = reinterpret_cast<std::byte*>(start);
-  static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: refused, the pages are small and copies as fast
-  static_cast<void>(madvise(data, bytes, MADV_DONTFORK));  // or a fork would copy all that is page-locked
+  static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: copies are as fast from small pages
+  static_cast<void>(madvise(data, bytes, MADV_DONTFORK));  // without this, a fork would copy all page-locked memory
   touch(data, bytes);
   slabs_.reserve(slabs_.size() + 1);
   if (pinned_) {
@@ -99,7 +99,7 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
                                   : cudaHostRegister(data, bytes, cudaHostRegisterPortable);
     if (error != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      if (error == cudaErrorMemoryAllocation) {  // and not because something is being captured just now
+      if (error == cudaErrorMemoryAllocation) {  // a capture that is under way fails with another error
         refused_bytes_ = bytes;
       }
       return std::nullopt;

@@ -29,7 +29,7 @@ bool is_capturing(c10::cuda::CUDAStream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// The host waits, and says that this is no part of what is captured.
+// The host waits, and tells CUDA that this wait is no part of a capture.
 void wait_beside_capture(const CudaEvent& event) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -65,7 +65,7 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
     return;
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
-  if (is_capturing(compute)) {  // a wait for other streams' work is refused there, and ends the capture
+  if (is_capturing(compute)) {  // CUDA refuses a wait for other streams' work in a capture, and ends the capture
     wait_beside_capture(*event);
     return;
   }

@@ -21,8 +21,8 @@ namespace ebb {
 // Copies of up to CopyBatch::kLargestCopy to or from pinned memory are queued in batches (Note [Batches] in
 // copy_batch.h).
 //
-// Threads, errors: as Tier. A lane's lock is held while its copies are queued, and one lock for all streams while they
-// are made to wait; over a wait of the host only where an event cannot be had.
+// Threads, errors: as Tier. A lane's lock is held while its copies are queued, and one lock for all streams is
+// held while a stream is made to wait. A lock is held over a wait of the host only where an event cannot be had.
 class PinnedTier final : public Tier {
  public:
   struct Config {

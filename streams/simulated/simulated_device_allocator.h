@@ -15,7 +15,7 @@ namespace ebb {
 // SimulatedMemory as an allocator of CPU tensors: memory is poisoned when it is handed out and when it is freed, so
 // ATen's own tensors, too, turn into NaN as soon as nobody holds them. Install it with c10::SetCPUAllocator.
 //
-// Lifetime: must outlive every tensor made with it; one that was ever installed is best never destroyed.
+// Lifetime: must outlive every tensor made with it; an allocator that was ever installed is best never destroyed.
 // Threads: every member may be called from any thread.
 class SimulatedDeviceAllocator final : public c10::Allocator {
  public:
@@ -24,8 +24,8 @@ class SimulatedDeviceAllocator final : public c10::Allocator {
   [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
-  // A device of so many bytes. A request that finds them handed out calls `make_room` with what it is short of, as long
-  // as that is true, and then throws c10::OutOfMemoryError.
+  // A device of so many bytes. A request that does not fit calls `make_room` with the number of missing bytes, again as
+  // long as `make_room` returns true, and then throws c10::OutOfMemoryError.
   struct Limit {
     std::uint64_t bytes = 0;
     std::function<bool(std::uint64_t)> make_room;

@@ -16,7 +16,7 @@ constexpr int kPoison = 0xFF;
 
 }  // namespace
 
-// Lies just before the bytes handed out, because a c10 deleter gets nothing but their address.
+// The header just before the bytes handed out, because a c10 deleter gets nothing but their address.
 struct SimulatedMemory::Header {
   SimulatedMemory* owner;
   c10::StreamId stream;

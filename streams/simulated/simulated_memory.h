@@ -14,7 +14,7 @@
 namespace ebb {
 
 // Device memory on the CPU, for tests. Freed memory is given at once to the next request of its size on its stream,
-// the last freed first, as CUDACachingAllocator does: a copy that came too late then meets another tensor's bytes.
+// the last freed first, as CUDACachingAllocator does: a copy that comes too late then meets another tensor's bytes.
 // Nothing returns to the system before this object ends, so that such a copy touches no memory of anybody else.
 //
 // Threads: every member may be called from any thread.
@@ -32,19 +32,19 @@ class SimulatedMemory {
   // Aligned to 64 bytes. Memory fresh from the system is poisoned; reused memory is as its last owner left it.
   [[nodiscard]] void* take(std::size_t bytes, c10::StreamId stream);
 
-  // Gives back what `take` of the same object returned.
+  // Gives back memory that `take` of this object returned.
   void give(void* address) noexcept;
 
   // The next peak counts from the present level.
   void reset_peak();
 
-  // Fills all bytes of what `take` returned with 0xFF, which is NaN in every floating-point type.
+  // Fills all bytes that `take` returned with 0xFF, which is NaN in every floating-point type.
   static void poison(void* address) noexcept;
 
   // How many bytes `take` was asked for.
   [[nodiscard]] static std::size_t bytes_of(void* address);
 
-  // Whose `take` returned this.
+  // The object whose `take` returned this address.
   [[nodiscard]] static SimulatedMemory& owner(void* address);
 
   [[nodiscard]] Bytes bytes() const;

@@ -13,7 +13,7 @@ SimulatedOperation::SimulatedOperation(const std::shared_ptr<SimulatedQueues>& q
 
 void SimulatedOperation::synchronize() const {
   if (!done()) {
-    // Where the queues have just gone, they have abandoned what was left in them.
+    // Queues that have ended have abandoned the operations that were left in them.
     if (const std::shared_ptr<SimulatedQueues> queues = queues_.lock()) {
       queues->force(*this);
     }

@@ -32,22 +32,23 @@ class SimulatedOperation final : public Completion {
   SimulatedOperation(const std::shared_ptr<SimulatedQueues>& queues, SimulatedQueueId queue, std::function<void()> work,
                      std::vector<Ticket> after);
 
-  // Asking never makes it run, and takes no lock.
+  // Whether the operation has run, or never will. Never makes it run, and takes no lock.
   [[nodiscard]] bool done() const noexcept override { return done_.load(std::memory_order_acquire); }
 
-  // Runs it now if it has not run, and all that it waits for.
+  // Runs the operation now if it has not run, and first all that it waits for.
   void synchronize() const override;
 
-  // Whose it is, where it waits, and for what besides its predecessors there.
+  // The queues that own the operation, the queue in which it waits, and the tickets that it waits for besides its
+  // predecessors there.
   [[nodiscard]] bool is_of(const SimulatedQueues& queues) const { return &queues == owner_; }
   [[nodiscard]] const SimulatedQueueId& queue() const { return queue_; }
   [[nodiscard]] const std::vector<Ticket>& after() const { return after_; }
   [[nodiscard]] bool has_work() const { return work_ != nullptr; }
 
-  // SimulatedQueues only, which locks: does the work, keeping what it throws for `synchronize`.
+  // Called by SimulatedQueues only, which locks: does the work, and keeps an exception for `synchronize`.
   void run() noexcept;
 
-  // SimulatedQueues only, which locks: will never run, and `synchronize` says so.
+  // Called by SimulatedQueues only, which locks: the operation will never run, and `synchronize` says so.
   void abandon() noexcept;
 
  private:

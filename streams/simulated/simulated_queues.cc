@@ -12,7 +12,7 @@ bool is_copy(const SimulatedOperation& operation) { return operation.queue().kin
 }  // namespace
 
 SimulatedQueues::~SimulatedQueues() {
-  // Work that holds memory frees it here, and finds that the queues are gone.
+  // Work that holds memory frees that memory here, and finds that the queues have ended.
   for (const auto& [queue, operations] : waiting_) {
     for (const Operation& operation : operations) {
       operation->abandon();
@@ -50,7 +50,7 @@ std::uint64_t SimulatedQueues::forced_points() const {
 
 void SimulatedQueues::force_locked(const SimulatedOperation& operation) {
   // A stack of our own: chains of waits get longer than a thread's stack is deep. Every entry waits for the next one,
-  // so none of them can run, and be destroyed, before it is on top.
+  // so no entry can run, and be destroyed, before it is on top.
   std::vector<const SimulatedOperation*> wanted{&operation};
   while (!wanted.empty()) {
     const SimulatedOperation& top = *wanted.back();
@@ -67,7 +67,8 @@ void SimulatedQueues::force_locked(const SimulatedOperation& operation) {
   }
 }
 
-// The first operation of these queues that this one still waits for. Tickets of others are waited for right here.
+// The first operation of these queues that `operation` still waits for; null for none. Waits for tickets of other
+// queues before it returns.
 const SimulatedOperation* SimulatedQueues::first_unmet(const SimulatedOperation& operation) {
   for (const Ticket& ticket : operation.after()) {
     if (is_done(ticket)) {
@@ -83,7 +84,7 @@ const SimulatedOperation* SimulatedQueues::first_unmet(const SimulatedOperation&
     try {
       ticket->synchronize();
     } catch (...) {
-      // Done all the same; whoever asks that ticket hears of the error.
+      // A ticket that failed is done all the same, and reports its error to its own waiters.
     }
   }
   return nullptr;
@@ -126,7 +127,7 @@ void SimulatedQueues::run(const SimulatedOperation& wanted) {
   const auto is_wanted = [&](const Operation& each) { return each.get() == &wanted; };
   const Operation operation = *std::ranges::find_if(operations, is_wanted);
   running_ = true;
-  operation->run();  // still in its queue, for work that frees memory queues behind it
+  operation->run();  // still in its queue, because work that frees memory queues an operation behind it
   running_ = false;
   operations.erase(std::ranges::find_if(operations, is_wanted));
 }

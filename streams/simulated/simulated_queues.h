@@ -14,18 +14,18 @@
 
 namespace ebb {
 
-// When a simulated operation runs that is allowed to run and that nobody waits for yet.
+// The time at which an operation runs that may run and that nobody waits for yet.
 enum class Schedule : std::uint8_t {
-  kLate,    // never: only when somebody waits
+  kLate,    // only when somebody waits
   kEarly,   // copies at once; kernels as for kLate, so that a copy overtakes every kernel it does not wait for
   kRandom,  // after every call a seeded coin decides, again and again, whether one more operation of any queue runs
 };
 
 // The queues of a simulated device. An operation may run when all its tickets are done and, if it is a kernel, its
-// predecessor in its stream has run. Copies in a lane have no order but their tickets: those of a GPU keep theirs,
-// those of a disk do not, and the library must not count on it. Within that freedom the schedule decides.
+// predecessor in its stream has run. Copies in a lane have no order but their tickets: a GPU's copies run in the order
+// of the calls, a disk's do not, and the library must not count on an order. Within that freedom the schedule decides.
 //
-// Lifetime: what has not run when this object ends never runs; its tickets then report an error.
+// Lifetime: an operation that has not run when this object ends never runs; its ticket then reports an error.
 // Threads: every member may be called from any thread; work runs one at a time, under the lock, on the calling thread.
 // Work must not call these queues, except that memory which it frees may queue its poisoning.
 class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
@@ -35,10 +35,10 @@ class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
   SimulatedQueues(const SimulatedQueues&) = delete;
   SimulatedQueues& operator=(const SimulatedQueues&) = delete;
 
-  // `work` empty: a point, done as soon as it is reached and `after` is.
+  // `work` empty: a point, done as soon as it is reached and `after` is done.
   Ticket push(SimulatedQueueId queue, std::function<void()> work, std::vector<Ticket> after);
 
-  // Runs one of this object's operations, and first whatever it waits for. Does nothing if it has run.
+  // Runs one of this object's operations, and first whatever the operation waits for. Does nothing if it has run.
   void force(const SimulatedOperation& operation);
 
   // Runs everything.
@@ -58,7 +58,7 @@ class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
 
   const Schedule schedule_;
 
-  // Recursive: work that frees memory queues the poisoning.
+  // Recursive, because work that frees memory queues the poisoning of that memory.
   mutable RecursiveMutex mutex_;
   std::map<SimulatedQueueId, std::deque<Operation>> waiting_ EBB_GUARDED_BY(mutex_);
   std::mt19937_64 random_ EBB_GUARDED_BY(mutex_);

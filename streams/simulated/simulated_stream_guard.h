@@ -4,8 +4,8 @@
 
 namespace ebb {
 
-// While it lives, this stream is the calling thread's current simulated stream; outside any guard it is stream 0.
-// Guards nest. Neither copied nor moved: it restores the state of the thread and scope where it began.
+// While a guard lives, its stream is the calling thread's current simulated stream; outside any guard that is stream 0.
+// Guards nest. A guard is neither copied nor moved: it restores the state of the thread and scope where it began.
 class SimulatedStreamGuard {
  public:
   explicit SimulatedStreamGuard(c10::StreamId stream);

@@ -15,10 +15,10 @@ namespace ebb {
 
 namespace {
 
-// What a DataPtr of the tier owns.
+// The context of a DataPtr of the tier.
 struct Allocation {
   std::shared_ptr<SimulatedMemory> memory;
-  std::weak_ptr<SimulatedQueues> queues;  // where a kernel poisons it; of no tier if compute is immediate
+  std::weak_ptr<SimulatedQueues> queues;  // where a kernel poisons the memory; empty if compute is immediate
   void* address;
   c10::StreamId stream;
 };

@@ -15,17 +15,17 @@
 namespace ebb {
 
 // A tier without a device, for tests: makes every missing wait give a wrong result, every time. Copies run as late as
-// the waits allow, as early, or in a seeded random order, and bytes that nobody owns hold NaN.
+// the waits allow, as early as they allow, or in a seeded random order, and bytes that nobody owns hold NaN.
 //
 // Note [Two kinds of simulated compute]
 // Immediate (deferred_compute = false): compute is real and happens on the host at once, as autograd does on the CPU.
-// `record` returns an empty ticket, and `wait` forces the ticket and throws what it failed with, as DiskTier does.
+// `record` returns an empty ticket, and `wait` forces the ticket and throws its error, as DiskTier does.
 // Deferred: kernels given to `compute` wait in their stream's queue as on a GPU; `record` is a point behind them,
 // `wait` holds later kernels up, and freed device memory is poisoned by a kernel of its stream. Only this kind can show
 // that a copy started before the work that makes its bytes.
 //
 // Stalls: waits that had to force something. No simulated time passes; each counts as one millisecond.
-// Lifetime: what has not run when the tier ends never runs; its tickets report an error.
+// Lifetime: an operation that has not run when the tier ends never runs; its ticket reports an error.
 // Threads: as Tier. Kernels run under a lock and must not call the tier; they may free what `allocate` gave.
 class SimulatedTier final : public Tier {
  public:
@@ -35,14 +35,14 @@ class SimulatedTier final : public Tier {
 
   [[nodiscard]] c10::Device device() const override { return c10::Device(c10::kCPU); }
 
-  // SimulatedStreamGuard sets it.
+  // The stream of the innermost SimulatedStreamGuard.
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
-  // Poisoned. The memory outlives the tier if its DataPtr does.
+  // Gives poisoned memory, which outlives the tier if its DataPtr does.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 
-  // Poisoned if it has no gates.
+  // The block is poisoned if it has no gates.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
@@ -60,7 +60,7 @@ class SimulatedTier final : public Tier {
   // Makes the `nth` copy from now (1: the next one) move nothing and fail with "simulated copy failure".
   void fail_copy(std::uint64_t nth);
 
-  // What `allocate` has given.
+  // The bytes that `allocate` has given.
   [[nodiscard]] SimulatedMemory::Bytes device_bytes() const { return memory_->bytes(); }
 
  private:
@@ -72,7 +72,7 @@ class SimulatedTier final : public Tier {
   const bool deferred_compute_;
   const std::shared_ptr<SimulatedMemory> memory_;
   const std::shared_ptr<BlockPool> pool_;
-  const std::shared_ptr<SimulatedQueues> queues_;  // the first to go: what it drops, the pool need not wait for
+  const std::shared_ptr<SimulatedQueues> queues_;  // ends first: the pool need not wait for copies that the queues drop
 
   mutable Mutex mutex_;
   std::uint64_t copies_until_failure_ EBB_GUARDED_BY(mutex_) = 0;  // 0 for no failure
