@@ -94,7 +94,7 @@ offloader = ebb.Offloader("cpu", slow)
 def function(y):
     for _ in range(50):
         pass
-    return Twice.apply(y.sin()).cos()
+    return Twice.apply(y.sin())  # whose unpack is the first, with the lock held
 def train():
     for _ in range(20):
         step(offloader, lambda y: ebb.checkpoint(function, y))

@@ -1,0 +1,200 @@
+"""Training loops that know nothing of ebb, beside the same loops without."""
+
+import os
+
+import pytest
+import torch
+
+import ebb
+from conftest import new_model, run_python
+
+EVERYTHING = {"device": "cpu", "policy": ebb.policies.offload_everything()}
+
+
+def weights(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_equal(ours, plain):
+    assert ours.keys() == plain.keys()
+    assert all(torch.equal(ours[name], plain[name]) for name in ours)
+
+
+def tokens():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(64, (16, 24), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+@pytest.fixture
+def llama():
+    transformers = pytest.importorskip("transformers")
+
+    def make():
+        torch.manual_seed(5)
+        config = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+        return transformers.LlamaForCausalLM(config)
+
+    return make
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_transformers_trainer_with_a_llama_is_exact(llama, tmp_path, checkpointing):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    def train(model):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=4,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=checkpointing,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=3,
+        )
+        transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
+        return weights(model)
+
+    plain = train(llama())
+    model = llama()
+    offloader = ebb.wrap(model, **EVERYTHING)
+    assert_equal(train(model), plain)
+    assert offloader.stats().offloaded.tensors > 0
+    assert offloader.stats().pool.now_bytes == 0
+
+
+def test_a_llama_keeps_its_head_and_its_loss(llama):
+    def saved(keep):
+        model = llama()
+        offloader = ebb.wrap(model, keep=keep, **EVERYTHING)
+        batch = torch.stack([each["input_ids"] for each in tokens()])
+        model(input_ids=batch, labels=batch).loss.backward()
+        return offloader.stats().saved.tensors
+
+    assert saved(None) == saved(["lm_head"]) < saved([])
+
+
+def test_accelerate_is_exact():
+    accelerate = pytest.importorskip("accelerate")
+
+    def train(wrap):
+        model = new_model()
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
+        model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(rows, batch_size=4))
+        offloader = ebb.wrap(model, **EVERYTHING) if wrap else None
+        torch.manual_seed(4)
+        for batch in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().mean())
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert offloader is None or offloader.stats().offloaded.tensors > 0
+        return weights(accelerator.unwrap_model(model))
+
+    assert_equal(train(True), train(False))
+
+
+def test_lightning_is_exact(tmp_path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = new_model()
+
+        def training_step(self, batch, index):
+            return self.model(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    def train(wrap):
+        module = Module()
+        offloader = ebb.wrap(module.model, **EVERYTHING) if wrap else None
+        rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
+        torch.manual_seed(4)
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
+        assert offloader is None or offloader.stats().offloaded.tensors > 0
+        return weights(module)
+
+    assert_equal(train(True), train(False))
+
+
+PROGRAM = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import torch, ebb
+from conftest import new_model
+torch.set_num_threads(1)
+
+def train(rank, order, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    results = []
+    for wrap in (False, True):
+        model = new_model().eval()
+        if wrap and order == "inside":
+            offloader = ebb.wrap(model, device="cpu", policy=ebb.policies.offload_everything())
+        parallel = torch.nn.parallel.DistributedDataParallel(model)
+        if wrap and order == "outside":
+            offloader = ebb.wrap(parallel, device="cpu", policy=ebb.policies.offload_everything())
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+        rows = torch.randn(24, 16, generator=torch.Generator().manual_seed(rank))
+        for _ in range(4):
+            optimizer.zero_grad()
+            parallel(rows).square().mean().backward()
+            optimizer.step()
+        results.append([each.detach() for each in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert offloader.stats().offloaded.tensors > 0
+    torch.save(results[1], os.path.join(folder, str(rank)))
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    processes = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            train(rank, {order!r}, {port}, {folder!r})
+            sys.stdout.flush()
+            os._exit(0)
+        processes.append(child)
+    assert all(os.waitpid(each, 0)[1] == 0 for each in processes)
+    ranks = [torch.load(os.path.join({folder!r}, str(rank))) for rank in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*ranks))
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("order", ["inside", "outside"])
+def test_two_processes_of_distributed_data_parallel_are_exact(order, tmp_path):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = PROGRAM.format(tests=os.path.dirname(__file__), order=order, port=port, folder=str(tmp_path))
+    assert run_python(program).splitlines()[-1] == "done"
