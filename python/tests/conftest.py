@@ -82,3 +82,10 @@ def run_python(program: str, timeout: float = 120) -> str:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=timeout + 30)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Ends with the line that `./dev test` counts."""
+    count = {kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")}
+    failed = count["failed"] + count["error"]
+    terminalreporter.write_line(f"cases: {count['passed']} passed, {failed} failed, {count['skipped']} skipped")
