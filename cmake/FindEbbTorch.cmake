@@ -34,8 +34,8 @@ else()
   cmake_path(GET EbbTorch_FOLDER PARENT_PATH EbbTorch_wheels)
   set(EbbTorch_cuda ${EbbTorch_wheels}/nvidia/cu13)
   # A toolkit may have them, too.
-  find_path(EbbTorch_CRT crt/host_config.h HINTS ${EbbTorch_cuda}/include /usr/local/cuda/include)
-  find_path(EbbTorch_CCCL nv/target HINTS ${EbbTorch_cuda}/include /usr/local/cuda/include/cccl
+  find_path(EbbTorch_CRT crt/host_config.h NO_CACHE HINTS ${EbbTorch_cuda}/include /usr/local/cuda/include)
+  find_path(EbbTorch_CCCL nv/target NO_CACHE HINTS ${EbbTorch_cuda}/include /usr/local/cuda/include/cccl
                                           /usr/local/cuda/include)
   if(NOT EXISTS ${EbbTorch_FOLDER}/lib/libtorch_cuda.so)
     ebb_torch_missing("${EbbTorch_FOLDER}/lib has no libtorch_cuda.so: its torch was not built for CUDA")

@@ -9,8 +9,12 @@ namespace ebb {
 // backward calls Python's own engine, so a binding of ebb makes a Backward for each of those passes. A Backward inside
 // another is harmless.
 //
-// Without a Backward gradients are right all the same, but no plan is made for a budget, no copy in starts before the
-// first unpack, and lent tensors stay until the device has no memory left.
+// Without a Backward no plan is made for a budget and no copy in starts before the first unpack; and a gradient may
+// take over the memory of a saved tensor that a backward returns (Note [Lent tensors] in lent_tensor.h), so that who
+// writes to the gradient writes to the saved tensor.
+//
+// Threads: made and destroyed on the thread of the pass. The destructor may wait for the device, and takes the lock
+// under which policies are called: that thread must not hold an interpreter's lock (interpreter.h).
 class Backward {
  public:
   Backward();

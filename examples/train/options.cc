@@ -105,7 +105,7 @@ DeviceMemoryBudget parse_budget(const std::string& text) {
 }
 
 void add_plan_flags(CLI::App& app, TrainOptions& o) {
-  const std::string group = "PlanLifecycle";
+  const std::string group = "Planning";
   auto* const budget =
       app.add_option_function<std::string>(
              "--device-budget",

@@ -47,7 +47,7 @@ class PlannedRegion {
   class SecondRun {
    public:
     explicit SecondRun(PlannedRegion& region)
-        : region_(region), detour_(region.place_.recorder.get(), region.place_.index) {}
+        : region_(region), pause_(region.place_.recorder.get(), region.place_.index) {}
 
     // Says how many bytes the second run has saved. These bytes count as held on the device from here on, until the
     // region ends.
@@ -55,7 +55,7 @@ class PlannedRegion {
 
    private:
     PlannedRegion& region_;
-    const StepRecorder::ClockPause detour_;
+    const StepRecorder::ClockPause pause_;
   };
 
  private:

@@ -224,13 +224,14 @@ std::size_t Region::add(const at::Tensor& saved) {
 }
 
 void Region::collect(const at::Tensor& saved) {
+  std::optional<at::Tensor> earlier;  // of a second run before this; destroyed after the lock is released
   const MutexLock lock(mutex_);
   TORCH_CHECK(
       next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
       "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
       next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
   if (saves_[next_].alive) {
-    collected_[next_] = saved;
+    earlier = std::exchange(collected_[next_], saved);
     saves_[next_].second_version.emplace(saved);
   }
   ++next_;

@@ -245,13 +245,13 @@ class StepRecorder::Clock {
       open_.pop_back();
       const double span = now - begin;
       own_ms_ = span - inside;
-      (open_.empty() ? detours_ms_ : open_.back().inside_ms) += span;
+      (open_.empty() ? pauses_ms_ : open_.back().inside_ms) += span;
     }
-    last_ = std::max(last_, open_.empty() ? now - detours_ms_ : last_);
+    last_ = std::max(last_, open_.empty() ? now - pauses_ms_ : last_);
     return last_;
   }
 
-  [[nodiscard]] bool in_detour() const { return !open_.empty(); }
+  [[nodiscard]] bool in_pause() const { return !open_.empty(); }
 
   // The length of the pause that has just ended, less the pauses inside of it.
   [[nodiscard]] double own_ms() const { return own_ms_; }
@@ -264,7 +264,7 @@ class StepRecorder::Clock {
   const Tier& tier_;
   const Ticket start_;
   std::vector<Open> open_;
-  double detours_ms_ = 0;
+  double pauses_ms_ = 0;
   double own_ms_ = 0;
   double last_ = 0;
 };
@@ -285,15 +285,15 @@ StepRecord StepRecorder::record() const {
   double ms_before = 0;  // the time of the mark before
   std::uint64_t other_before = 0;
   for (const Mark& mark : marks_) {
-    const bool after_detour = clock.in_detour();
+    const bool after_pause = clock.in_pause();
     const double now = clock.at(mark);
     if (mark.what != What::kIdle) {
       ms_before = std::exchange(ms, now);
     }
-    if (!after_detour && !result.other.empty()) {
+    if (!after_pause && !result.other.empty()) {
       result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
     }
-    if (!clock.in_detour()) {
+    if (!clock.in_pause()) {
       result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark))});
     }
     switch (mark.what) {

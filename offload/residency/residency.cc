@@ -9,8 +9,8 @@ namespace ebb {
 namespace {
 
 bool& prefetching() {
-  thread_local bool ahead = false;
-  return ahead;
+  thread_local bool here = false;
+  return here;
 }
 
 }  // namespace

@@ -46,8 +46,6 @@ TieredStorage::~TieredStorage() {
   }
 }
 
-std::uint64_t TieredStorage::stash_limit_bytes() const { return residency_->limits().stash(); }
-
 bool TieredStorage::source_is_as_saved_locked() const {
   return resident_.nbytes() == bytes_ && resident_.data() == source_data_;
 }
@@ -104,6 +102,7 @@ void TieredStorage::offload(Block block, c10::Stream stream) {
 }
 
 TieredStorage::Leaving TieredStorage::start_out_locked(Block block, c10::Stream stream, Leaves when) {
+  TORCH_INTERNAL_ASSERT(state_ == State::kResident);
   Tier& tier = residency_->tier();
   // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
   // writing (R3, R7 in docs/design.md).
@@ -162,6 +161,7 @@ void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
       on_device;  // destroyed after `source`, which it counts; both are destroyed after the lock is released
   c10::Storage source;
   const MutexLock lock(mutex_);
+  TORCH_INTERNAL_ASSERT(state_ == State::kResident);
   recipe_ = std::move(recipe);
   move_to_locked(State::kOffDevice);
   source = std::exchange(resident_, {});

@@ -56,7 +56,7 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   // The source's address, only to compare: the source may have been destroyed.
   [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
 
-  // Lives while ebb refers to the source, which is resident, restored, lent, or in the stash.
+  // Lives while ebb refers to the source: resident or in the stash, and from there restored or lent.
   [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
 
   // Whether the program has resized the source, or given it other memory, while the source was held here. A recipe's
@@ -95,8 +95,6 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   void cancel_prefetch() override;
 
  protected:
-  enum class State : std::uint8_t { kResident, kOffDevice, kRestored };
-
   // When the bytes leave.
   enum class Leaves : bool { kAtItsSave, kLater };
 
@@ -124,10 +122,10 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
 
   // Called with the mutex held, before the copy out is started. If this call throws, the copy out is not started. After
   // its return the derived class may do nothing more for the copy out that may fail.
-  virtual void leaves_locked(c10::Stream /*stream*/, Leaves /*when*/) EBB_REQUIRES(mutex_) {}
+  virtual void leaves_locked(c10::Stream stream, Leaves when) EBB_REQUIRES(mutex_) = 0;
 
   // How many bytes the stash may hold once this storage's source is in the stash.
-  [[nodiscard]] virtual std::uint64_t stash_limit_bytes() const;
+  [[nodiscard]] virtual std::uint64_t stash_limit_bytes() const = 0;
 
   [[nodiscard]] bool is_resident_locked() const EBB_REQUIRES(mutex_) { return state_ == State::kResident; }
   [[nodiscard]] bool is_off_device_locked() const EBB_REQUIRES(mutex_) { return state_ == State::kOffDevice; }
@@ -137,6 +135,8 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   Mutex mutex_;
 
  private:
+  enum class State : std::uint8_t { kResident, kOffDevice, kRestored };
+
   struct DeferredCopy {
     Block block;
     c10::Stream stream;

@@ -33,9 +33,9 @@ std::vector<std::uint32_t> inputs_in(const StepRecorder& recorder, const GraphRe
 
 }  // namespace
 
-PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> planning, Steps& steps,
+PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> lifecycle, Steps& steps,
                          Residency& residency)
-    : Decider(std::move(policy), steps, residency), lifecycle_(std::move(planning)) {}
+    : Decider(std::move(policy), steps, residency), lifecycle_(std::move(lifecycle)) {}
 
 PlanDecider::~PlanDecider() = default;
 

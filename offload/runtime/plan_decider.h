@@ -16,8 +16,8 @@ namespace ebb {
 // Threads: as Decider.
 class PlanDecider final : public Decider {
  public:
-  // `policy`: the PlannedPolicy of `planning`.
-  PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> planning, Steps& steps,
+  // `policy`: the PlannedPolicy of `lifecycle`.
+  PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> lifecycle, Steps& steps,
               Residency& residency);
   ~PlanDecider() override;
 

@@ -38,9 +38,9 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Names an offloaded storage. Ids rise in the order of offloading.
   using Id = std::uint64_t;
 
-  // `book`: what earlier steps have taught. `steps`: the steps of the thread that makes this step.
-  SavedStep(std::shared_ptr<AccessHistory> book, std::shared_ptr<ThreadSteps> steps)
-      : history_(std::move(book)), steps_(std::move(steps)) {}
+  // `history`: what earlier steps have taught. `steps`: the steps of the thread that makes this step.
+  SavedStep(std::shared_ptr<AccessHistory> history, std::shared_ptr<ThreadSteps> steps)
+      : history_(std::move(history)), steps_(std::move(steps)) {}
 
   // Tells the access history the observed order and the sizes, if backward has begun.
   ~SavedStep();

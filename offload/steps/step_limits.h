@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "offload/residency/staging_limits.h"
 #include "offload/steps/access_history.h"
@@ -27,10 +28,10 @@ class StepLimits : public StagingLimits {
 class AdaptiveLimits final : public StepLimits {
  public:
   AdaptiveLimits(std::optional<std::uint64_t> stash_bytes, std::optional<std::uint64_t> window_bytes,
-                 std::shared_ptr<const AccessHistory> book, const StallMonitor& stall_monitor)
+                 std::shared_ptr<const AccessHistory> history, const StallMonitor& stall_monitor)
       : stash_bytes_(stash_bytes),
         window_bytes_(window_bytes),
-        history_(std::move(book)),
+        history_(std::move(history)),
         stall_monitor_(stall_monitor) {}
 
   [[nodiscard]] std::uint64_t stash() const override;

@@ -9,8 +9,8 @@
 namespace ebb {
 
 DeferredCopies& DeferredCopies::of_this_thread() {
-  thread_local DeferredCopies put_off;
-  return put_off;
+  thread_local DeferredCopies deferred;
+  return deferred;
 }
 
 void DeferredCopies::add(const std::shared_ptr<TieredStorage>& saved) {

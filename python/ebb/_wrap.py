@@ -123,6 +123,8 @@ def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
 def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str]:
     if isinstance(keep, str):
         raise TypeError(f"ebb: keep is {keep!r}, and must be a list of names")
+    if "_orig_mod" in modules:  # of torch.compile, around what the names are of
+        keep = [name if name in modules else f"_orig_mod.{name}" for name in keep]
     for name in keep:
         if not name or name not in modules:
             raise ValueError(f"ebb: the model has no module {name!r} to keep; its parts are {sorted(modules)[1:20]}")
