@@ -79,7 +79,7 @@ struct GoalOf {
   Goal operator()(const ShareOfFree& budget) const {
     if (!device.is_cuda()) {
       throw std::invalid_argument(
-          "ebb: Options::device_budget is a share of free memory, which is not known for the CPU; give bytes instead");
+          "ebb: Options::device_budget is a share of free memory, which is not known of the CPU; give bytes instead");
     }
     const DeviceHeadroom room = cuda_headroom(device);
     return DeviceBytes{room.in_use_bytes +

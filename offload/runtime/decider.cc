@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/recompute/graph_recipe.h"
@@ -32,6 +34,9 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   Decision decision{};
   {
+    TORCH_CHECK(asking_here() != this,
+                "ebb: a policy ran an operation that autograd saves tensors of, under the guard of the offloader that "
+                "asked the policy. Put a NoOpGuard around the operation.");
     const MutexLock lock(policy_mutex_);
     decision = ask_locked(candidate, step);
     enter_locked(tensor, saved, step, recipe, candidate);
@@ -40,7 +45,15 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
   return decision;
 }
 
+// The decider whose policy the calling thread runs; null for none.
+const Decider*& Decider::asking_here() {
+  thread_local const Decider* asking = nullptr;
+  return asking;
+}
+
 Decision Decider::ask_locked(Candidate& candidate, SavedStep& step) {
+  const Decider* const before = std::exchange(asking_here(), this);
+  const auto over = c10::make_scope_exit([before] { asking_here() = before; });
   candidate.ordinal = step.next_candidate();
   if (candidate.ordinal == 0) {
     if (steps_.history().take_dropped()) {

@@ -43,9 +43,15 @@ WeakTensor base_of(const at::Tensor& saved, Handing handing) {
                                                : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
 }
 
-const void* memory_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().data() : nullptr; }
+// Whether sizes, strides and bytes are numbers: a tracer's are symbols, and a nested tensor has none of its own.
+bool has_numbers(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+         tensor.storage().sym_nbytes().maybe_as_int().has_value();
+}
 
-std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+const void* memory_of(const at::Tensor& tensor) { return has_numbers(tensor) ? tensor.storage().data() : nullptr; }
+
+std::size_t bytes_of(const at::Tensor& tensor) { return has_numbers(tensor) ? tensor.storage().nbytes() : 0; }
 
 }  // namespace
 
@@ -133,7 +139,7 @@ at::Tensor SavedTensor::itself(c10::Storage storage) {
 }
 
 bool SavedTensor::has_other_data(const at::Tensor& saved) const {
-  if (!saved.has_storage() || !tensor_.has_storage() || tensor_.is_same(saved)) {
+  if (tensor_.is_same(saved) || !has_numbers(saved) || !has_numbers(tensor_)) {
     return false;
   }
   return saved.storage().unsafeGetStorageImpl() !=

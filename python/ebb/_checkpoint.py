@@ -43,7 +43,8 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, **named: Any) -> R
     first = True
     try:
         _core.checkpoint(run, tensors)
+        outputs, output_spec = result[0]
     finally:
         first = False
-    outputs, output_spec = result.pop()  # taken out: `run` lives as long as the graph
+        result.clear()  # `run` lives as long as the graph, which the outputs own
     return pytree.tree_unflatten(outputs, output_spec)

@@ -217,10 +217,13 @@ class no_offload:
     Put it around the output head and the loss, whose saves backward wants at once.
     """
 
+    def __init__(self) -> None:
+        self._guards: list[_core.NoOpGuard] = []
+
     def __enter__(self) -> None:
-        self._guard = _core.NoOpGuard()
+        self._guards.append(_core.NoOpGuard())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._guard.end()
+        self._guards.pop().end()

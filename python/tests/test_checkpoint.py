@@ -187,3 +187,20 @@ def test_a_function_goes_with_its_graph():
     del y
     gc.collect()
     assert gone() is None
+
+
+def test_an_interrupt_after_the_first_run_leaves_nothing(offloader, monkeypatch):
+    real = ebb._core.checkpoint
+
+    def cut(run, tensors):
+        real(run, tensors)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ebb._core, "checkpoint", cut)
+    for _ in range(3):
+        x = torch.ones(256, requires_grad=True)
+        with offloader, pytest.raises(KeyboardInterrupt):
+            ebb.checkpoint(lambda given: given.exp().sin(), x.exp())
+    gc.collect()
+    offloader.drain()
+    assert offloader.stats().pool.now_bytes == 0

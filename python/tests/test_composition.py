@@ -687,3 +687,33 @@ def test_compiled_steps_are_exact_and_hold_nothing(offloader, backend):
     assert stats.saved_on_device.now_bytes == 0
     assert stats.pool.now_bytes == 0
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_compiled_step_may_change_its_batch_size(offloader, dynamic):
+    torch._dynamo.reset()
+    model = new_model().eval()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=dynamic)
+    plain = new_model().eval()
+    for rows in (24, 24, 9, 17):
+        for each in (model, plain):
+            each.zero_grad()
+        with offloader:
+            loss = compiled(data(rows)).square().mean()
+        loss.backward()
+        plain(data(rows)).square().mean().backward()
+        for a, b in zip(gradients(model), gradients(plain), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_nested_tensors_are_left_alone(offloader):
+    def step(guard):
+        parts = [torch.ones(2, 3), torch.full((4, 3), 2.0)]
+        nested = torch.nested.nested_tensor(parts, requires_grad=True)
+        with guard:
+            x = nested.clone()
+            y = x * x
+        torch.nested.to_padded_tensor(y, 0.0).sum().backward()
+        return [torch.nested.to_padded_tensor(nested.grad, 0.0)]
+
+    assert_same(step, offloader, moves=False)

@@ -220,3 +220,17 @@ def test_a_graph_that_is_traversed_by_hand_gives_what_was_saved(offloader):
         z = y.sin()
     assert torch.equal(z.grad_fn._saved_self, y)
     z.sum().backward()
+
+
+def test_no_offload_may_be_entered_inside_of_itself(offloader):
+    kept = ebb.no_offload()
+    x = leaf()
+    with offloader:
+        with kept:
+            with kept:
+                x.exp()
+            still_kept = x.exp()
+        assert moved(offloader) == 0
+        x.exp()
+    assert moved(offloader) == 1
+    still_kept.sum().backward()

@@ -171,3 +171,17 @@ def test_a_function_goes_with_its_offloader():
     del loss
     gc.collect()
     assert gone() is None
+
+
+def test_a_policy_that_saves_under_its_own_guard_gets_an_error():
+    weight = torch.ones(4, requires_grad=True)
+
+    def saves(candidate):
+        with torch.enable_grad():
+            weight.exp()
+        return True
+
+    offloader = ebb.Offloader("cpu", saves)
+    x = torch.ones(256, requires_grad=True)
+    with offloader, pytest.raises(RuntimeError, match="under the guard of the offloader that asked the policy"):
+        x.exp()
