@@ -74,6 +74,7 @@ def evict():
     while not over.is_set():
         offloader.evict("1GB")
         offloader.stats(); offloader.explain(); offloader.drain(); gc.collect()
+        over.wait(0.005)                    # a collection holds the lock for 50 ms, and the others are to go on
 evicting = threading.Thread(target=evict)
 evicting.start()
 try:
