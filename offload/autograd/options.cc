@@ -24,7 +24,7 @@ void check_size(const char* name, const std::optional<std::uint64_t>& bytes) {
   }
   const std::string value = *bytes == 0 ? "0" : std::to_string(static_cast<std::int64_t>(*bytes));
   throw std::invalid_argument("ebb: Options::" + std::string(name) + " is " + value +
-                              " bytes; it must be positive, or nullopt to let ebb choose");
+                              " bytes; it must be positive, or unset, to let ebb choose");
 }
 
 struct BudgetFault {

@@ -60,7 +60,7 @@ struct __align__(16) Vector {
   T values[16 / sizeof(T)];
 };
 
-// scale_rows, where rows are whole vectors. `width` counts vectors.
+// The same where rows are whole vectors. `width` in vectors.
 extern "C" __global__ void scale_rows_by_vectors(const Vector* x, const Acc* rstd, const T* weight, Vector* y,
                                                  unsigned width) {
   constexpr unsigned kValues = 16 / sizeof(T);

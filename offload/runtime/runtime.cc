@@ -31,10 +31,10 @@ std::unique_ptr<Decider> make_decider(const Options& options, std::shared_ptr<Pl
   if (planned == nullptr) {
     return std::make_unique<PolicyDecider>(options.policy, steps, residency);
   }
-  auto planning = std::make_unique<PlanLifecycle>(
+  auto lifecycle = std::make_unique<PlanLifecycle>(
       std::move(planned), residency.shared_tier(), residency.ledger().account(), meter(options, residency.tier()),
       options.device_budget_is_a_wish ? PlanLifecycle::Unmet::kWarn : PlanLifecycle::Unmet::kThrow);
-  return std::make_unique<PlanDecider>(options.policy, std::move(planning), steps, residency);
+  return std::make_unique<PlanDecider>(options.policy, std::move(lifecycle), steps, residency);
 }
 
 std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }

@@ -47,7 +47,7 @@ class Offloader:
     planned_minimum_bytes: with a budget, smaller storages stay.
     device_budget_is_a_wish: a budget that is too small is a warning, and not an error in the third step.
     evict_when_out_of_memory: GPU only; copy out what the policy has kept when the device has no memory left.
-    stash_bytes, window_bytes: device memory for copies out under way, and for what is fetched ahead.
+    stash_bytes, window_bytes: device memory for copies out under way, and for what is prefetched.
     host_memory: "pinned" or "pageable". copies: "overlapped" or "on_compute_stream". GPU only.
     capacity_bytes: the most host memory (GPU) or disk (CPU) to use; over it, storages stay. None: all there is.
     host_memory_warning: warn once when more than this fraction of the machine's memory is in use.

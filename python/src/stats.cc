@@ -51,7 +51,8 @@ void bind_stats(py::module_& module) {
       .def_readonly("saved", &Stats::saved, "Every tensor that autograd has saved under the guards.")
       .def_readonly("offloaded", &Stats::offloaded, "Storages copied out.")
       .def_readonly("dropped", &Stats::dropped, "Storages let go of, to be computed again.")
-      .def_readonly("evicted", &Stats::evicted, "KeptReason storages that left when the device was full.")
+      .def_readonly("evicted", &Stats::evicted,
+                    "Storages that the policy kept, and that left when the device was full.")
       .def_readonly("deduplicated", &Stats::deduplicated, "Saves of a storage that was saved already.")
       .def_property_readonly("kept", &kept_by_reason, "What stayed, by reason: 'parameter', 'policy', 'no room', ...")
       .def_readonly("fetched", &Stats::fetched, "Copies in.")
@@ -63,7 +64,7 @@ void bind_stats(py::module_& module) {
       .def_readonly("pool", &Stats::pool, "Host memory, or spill file.")
       .def_readonly("pool_growths", &Stats::pool_growths, "How often the pool has asked the system for more.")
       .def_readonly("stash", &Stats::stash, "Sources whose copy out is not done.")
-      .def_readonly("window", &Stats::window, "Prefetched of its use.")
+      .def_readonly("window", &Stats::window, "What is prefetched, and not used yet.")
       .def_readonly("saved_on_device", &Stats::saved_on_device, "All that is held in device memory for saves.")
       .def_readonly("saved_if_kept", &Stats::saved_if_kept, "What that would be had every storage stayed.")
       .def("__repr__", &to_text);
