@@ -90,7 +90,7 @@ std::unique_ptr<Offloader> make_offloader(const Kind& kind) {
 // What is saved, with the nodes that a graph would keep alive.
 struct Tensors {
   std::vector<at::Tensor> tensors;
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators;
+  std::vector<torch::autograd::Edge> accumulators;
 };
 
 Tensors make_tensors(const Kind& kind, std::int64_t count) {
@@ -100,7 +100,7 @@ Tensors make_tensors(const Kind& kind, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     if (kind.saved == Saved::kParameter) {
       made.tensors.push_back(at::zeros({kind.floats}, options).requires_grad_());
-      made.accumulators.push_back(torch::autograd::impl::grad_accumulator(made.tensors.back()));
+      made.accumulators.push_back(torch::autograd::impl::gradient_edge(made.tensors.back()));
     } else {
       made.tensors.push_back(leaf.neg());
     }

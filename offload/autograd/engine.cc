@@ -12,6 +12,7 @@
 #include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/backward.h"
+#include "offload/base/libtorch.h"
 
 namespace ebb {
 namespace {
@@ -43,7 +44,7 @@ class ForwardingEngine final : public Engine {
   }
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, NodePtr graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
     return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
   }
@@ -52,8 +53,8 @@ class ForwardingEngine final : public Engine {
     return next_.make_anomaly_metadata();
   }
 
-  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-                           const std::shared_ptr<torch::autograd::Node>& node, std::exception& error) override {
+  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task, const NodePtr& node,
+                           std::exception& error) override {
     next_.thread_on_exception(graph_task, node, error);
   }
 

@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "offload/base/libtorch.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
@@ -31,7 +33,8 @@ class SavedStep;
 // Threads: every member may be called from any thread.
 class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_from_this<GuardScope> {
  public:
-  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEB);
+  static constexpr std::string_view kName = "ebb::GuardScope";
+  static constexpr auto kKind = debug_info_kind(0xEB, &kName);
 
   // Where a save made now goes.
   struct Target {

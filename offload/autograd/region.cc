@@ -14,6 +14,8 @@
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
+#include "offload/base/autograd_info.h"
+#include "offload/base/libtorch.h"
 #include "offload/interpreter.h"
 #include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
@@ -32,7 +34,8 @@ enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
 // captured.
 class Running final : public c10::DebugInfoBase {
  public:
-  static constexpr auto kKind = static_cast<c10::DebugInfoKind>(0xEC);
+  static constexpr std::string_view kName = "ebb::Running";
+  static constexpr auto kKind = debug_info_kind(0xEC, &kName);
 
   Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
 
@@ -105,8 +108,9 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
 
   void call_pack_hook(const at::Tensor& tensor) override {
     place_ = region_->add(tensor);
-    handing_ = handing_of(tensor);
-    version_.emplace(tensor);
+    const AutogradInfo info(tensor);
+    handing_ = handing_of(info);
+    version_.emplace(tensor, info);
   }
 
   at::Tensor call_unpack_hook() override {
@@ -232,7 +236,7 @@ void Region::collect(const at::Tensor& saved) {
       next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
   if (saves_[next_].alive) {
     earlier = std::exchange(collected_[next_], saved);
-    saves_[next_].second_version.emplace(saved);
+    saves_[next_].second_version.emplace(saved, AutogradInfo(saved));
   }
   ++next_;
 }

@@ -25,7 +25,7 @@ bool fills_its_storage(const at::Tensor& tensor) {
 
 // A linear layer without bias returns at::_unsafe_view of a matmul: another tensor over the matmul's storage, but no
 // view to autograd.
-std::shared_ptr<Node> through_unsafe_view(std::shared_ptr<Node> node) {
+NodePtr through_unsafe_view(NodePtr node) {
   if (dynamic_cast<torch::autograd::generated::UnsafeViewBackward0*>(node.get()) != nullptr) {
     const torch::autograd::Edge& edge = node->next_edge(0);
     return edge.input_nr == 0 ? edge.function : nullptr;
@@ -55,7 +55,7 @@ std::unique_ptr<GraphRecipe> GraphRecipe::find(const at::Tensor& saved) {
       whole.grad_fn() == nullptr) {
     return nullptr;
   }
-  const std::shared_ptr<Node> node = through_unsafe_view(whole.grad_fn());
+  const NodePtr node = through_unsafe_view(whole.grad_fn());
   if (node == nullptr || !made_on_current_stream(*node, whole.device())) {
     return nullptr;
   }

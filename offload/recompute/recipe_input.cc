@@ -22,8 +22,7 @@ class Looking {
 
 }  // namespace
 
-std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& variable,
-                                          const std::shared_ptr<torch::autograd::Node>& node) {
+std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& variable, const NodePtr& node) {
   std::unique_ptr<SavedTensor> found;
   at::Tensor tensor;
   try {

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include "offload/base/libtorch.h"
 #include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
@@ -20,7 +21,7 @@ namespace ebb {
 // A SavedVariable shows nobody its hooks, but its unpack calls them. So recipe_input marks the calling thread as
 // looking for a recipe's input and unpacks the variable; Packed::unpack then hands over another save instead of bytes.
 [[nodiscard]] std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& variable,
-                                                        const std::shared_ptr<torch::autograd::Node>& node);
+                                                        const NodePtr& node);
 
 // Inside recipe_input on the calling thread, makes another save of `saved` its result and returns true; otherwise
 // returns false. Throws c10::Error if the tensor has been written to.

@@ -25,7 +25,7 @@ using Tensors = std::span<const at::Tensor>;
 // The inputs of one recipe, in the order in which they are asked for.
 class Gathering {
  public:
-  explicit Gathering(const std::shared_ptr<Node>& node) : node_(node) {}
+  explicit Gathering(const NodePtr& node) : node_(node) {}
 
   void need(const SavedVariable& variable) {
     inputs_.push_back(recipe_input(variable, node_));
@@ -54,7 +54,7 @@ class Gathering {
   }
 
  private:
-  const std::shared_ptr<Node>& node_;
+  const NodePtr& node_;
   Ingredients::Inputs inputs_;
   bool complete_ = true;
 };
@@ -264,7 +264,7 @@ std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackwar
                    });
 }
 
-using Of = std::optional<Ingredients> (*)(const std::shared_ptr<Node>&);
+using Of = std::optional<Ingredients> (*)(const NodePtr&);
 
 // Gives access to a node's lock, which is protected. Another thread's backward may be making the node let go of its
 // saves, under that lock. A node whose lock is taken gives no recipe, because the node is being run.
@@ -275,13 +275,12 @@ class Locked : public Node {
 
 template <typename... Known>
 std::unordered_map<std::type_index, Of> table_of() {
-  return {{typeid(Known),
-           [](const std::shared_ptr<Node>& node) { return of(static_cast<Known&>(*node), Gathering(node)); }}...};
+  return {{typeid(Known), [](const NodePtr& node) { return of(static_cast<Known&>(*node), Gathering(node)); }}...};
 }
 
 }  // namespace
 
-std::optional<Ingredients> ingredients(const std::shared_ptr<Node>& node) {
+std::optional<Ingredients> ingredients(const NodePtr& node) {
   static const auto* const table = new auto(
       table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
                nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0, nodes::HardtanhBackward0,

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/base/autograd_info.h"
+
 namespace ebb {
 namespace {
 
@@ -15,7 +17,7 @@ bool is_plain(const at::Tensor& tensor) {
          tensor.storage().unsafeGetStorageImpl() != nullptr;
 }
 
-bool is_trained_leaf(const at::TensorBase& tensor) { return tensor.is_leaf() && tensor.requires_grad(); }
+bool is_trained_leaf(const AutogradInfo& info) { return info.is_leaf() && info.requires_grad(); }
 
 }  // namespace
 
@@ -52,9 +54,14 @@ std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
 }
 
 bool Exclusions::is_parameter(const at::Tensor& tensor) {
-  // A view of an activation that was made without gradients (in a function's forward, say) looks like a trained leaf.
-  const bool view_of_activation = tensor.is_view() && !tensor._base().is_leaf();
-  if ((is_trained_leaf(tensor) && !view_of_activation) || (tensor.is_view() && is_trained_leaf(tensor._base()))) {
+  const AutogradInfo info(tensor);
+  bool found = is_trained_leaf(info);
+  if (info.is_view()) {
+    // A view of an activation that was made without gradients (in a function's forward, say) looks like a trained leaf.
+    const AutogradInfo base(tensor._base());
+    found = is_trained_leaf(base) || (found && base.is_leaf());
+  }
+  if (found) {
     parameters_.insert(tensor.storage());
     return true;
   }

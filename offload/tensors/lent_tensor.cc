@@ -16,6 +16,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/base/autograd_info.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
@@ -87,6 +88,9 @@ class Lent {
 
   // Called before the calling thread's node is lent anything.
   void sweep_behind() noexcept {
+    if (count_ == 0) {
+      return;
+    }
     const torch::autograd::Node* const running = current_node();
     const bool many = count_ > kMany;
     take(
@@ -98,6 +102,9 @@ class Lent {
 
   // Called when `save` ends.
   Memories sweep_here(const void* save) noexcept {
+    if (count_ == 0) {
+      return {};
+    }
     const torch::autograd::Node* const running =
         current_node();  // the save's node, where that node has run and lets go
     return take(
@@ -160,9 +167,6 @@ class Lent {
   // counter with nothing. (Another thread may be changing its tensors.)
   template <typename Done>
   Memories take(const Done& is_done, Memory of_the_others) noexcept {
-    if (count_ == 0) {
-      return {};
-    }
     let_go_of_done(is_done);  // these end first: they share version counters with the others
     return let_go_of_nobodys(of_the_others);
   }
@@ -228,14 +232,13 @@ namespace {
 
 class LentTensorImpl final : public c10::TensorImpl {
  public:
-  LentTensorImpl(const c10::TensorImpl& like, c10::Storage storage, Handing handing, const LentFrom& from)
-      : TensorImpl(c10::Storage(storage), like.key_set(), like.dtype()),
+  LentTensorImpl(const c10::TensorImpl& like, Handing handing, const LentFrom& from)
+      : TensorImpl(like.key_set(), like.dtype(), like.device()),
         handing_(handing),
         saved_(from.saved),
         save_(from.save),
         is_view_(from.is_view) {
-    copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);
-    set_storage_keep_dtype(std::move(storage));
+    copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);  // and storage
   }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -263,7 +266,7 @@ class LentTensorImpl final : public c10::TensorImpl {
 }  // namespace
 
 // The node that saves its own output is the newest of its thread.
-Handing handing_of(const at::Tensor& saved) {
+Handing handing_of(const AutogradInfo& saved) {
   if (saved.is_leaf()) {
     return saved.requires_grad() ? Handing::kLent : Handing::kItself;
   }
@@ -274,8 +277,9 @@ Handing handing_of(const at::Tensor& saved) {
 }
 
 at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from) {
-  return at::Tensor(
-      Impl(c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), std::move(storage), handing, from)));
+  auto lent = c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), handing, from);
+  lent->set_storage_keep_dtype(std::move(storage));
+  return at::Tensor(Impl(std::move(lent)));
 }
 
 at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
@@ -283,7 +287,7 @@ at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from)
   const bool dense = typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage();
   // A tensor that dispatches to Python is its Python object, which a lent tensor would not have.
   const bool is_pythons = impl.key_set().has(c10::DispatchKey::Python);
-  return dense && !is_pythons ? lend(tensor, tensor.storage(), handing, from) : tensor;
+  return dense && !is_pythons ? at::Tensor(Impl(c10::make_intrusive<LentTensorImpl>(impl, handing, from))) : tensor;
 }
 
 void refer_to_lent(const at::Tensor& tensor, const LentFrom& from) {

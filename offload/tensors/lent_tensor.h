@@ -10,6 +10,8 @@
 
 namespace ebb {
 
+class AutogradInfo;
+
 // Note [Lent tensors]
 // AccumulateGrad makes a gradient the leaf's `.grad` without a copy where nobody else refers to the tensor
 // (`is_tensor_stealable` in torch/csrc/autograd/variable.h), whoever else uses the memory. Without hooks, a
@@ -32,7 +34,7 @@ enum class Handing : std::uint8_t {
             // over; but the SavedVariable has the memory, so LibTorch does not add gradients in place there
   kLent,    // every other save
 };
-[[nodiscard]] Handing handing_of(const at::Tensor& saved);
+[[nodiscard]] Handing handing_of(const AutogradInfo& saved);
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 

@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/base/autograd_info.h"
 #include "offload/tensors/remembered_tensor.h"
 
 namespace ebb {
@@ -20,27 +21,29 @@ bool is_custom(const torch::autograd::Node& node) { return std::strstr(typeid(no
 // as LibTorch keeps it: after a write the view alone knows which node made what it now shows (VersionCheck). A view
 // that the saving node made is not kept whole, because the two would own each other. The saving node is the thread's
 // newest node, except for a custom function's, whose forward may have made other nodes since.
-bool is_view_of_leaf_from_before(const at::Tensor& tensor) {
-  return tensor.is_view() && tensor._base().is_leaf() && tensor.grad_fn() != nullptr && !is_custom(*tensor.grad_fn()) &&
-         tensor.grad_fn()->sequence_nr() + 1 < at::sequence_number::peek();
+bool is_view_of_leaf_from_before(const at::Tensor& tensor, const AutogradInfo& info) {
+  if (!info.is_view() || !AutogradInfo(tensor._base()).is_leaf()) {
+    return false;
+  }
+  const auto& made_by = info.grad_fn();
+  return made_by != nullptr && !is_custom(*made_by) && made_by->sequence_nr() + 1 < at::sequence_number::peek();
 }
 
 // The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
 // itself for ever.
-at::Tensor held(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
-  if (tensor.is_leaf() || is_view_of_leaf_from_before(tensor)) {
+at::Tensor held(const at::Tensor& tensor, const AutogradInfo& info, Handing handing, const LentFrom& from) {
+  if (info.is_leaf() || is_view_of_leaf_from_before(tensor, info)) {
     return tensor;
   }
   const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, from) : tensor;
   return lent.is_same(tensor) ? tensor.tensor_data() : lent;
 }
 
-// Whether a SavedVariable would hold the tensor's base, because it would hold the view.
-bool holds_base(const at::Tensor& saved, Handing handing) { return handing != Handing::kCopied && saved.is_view(); }
-
-WeakTensor base_of(const at::Tensor& saved, Handing handing) {
-  return WeakTensor(holds_base(saved, handing) ? saved._base().getIntrusivePtr()
-                                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+// The base that a SavedVariable would hold, because it would hold the view; else null.
+WeakTensor base_of(const at::Tensor& saved, const AutogradInfo& info, Handing handing) {
+  const bool holds_view = handing != Handing::kCopied && info.is_view();
+  return WeakTensor(holds_view ? saved._base().getIntrusivePtr()
+                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
 }
 
 // Whether sizes, strides and bytes are numbers: a tracer's are symbols, and a nested tensor has none of its own.
@@ -49,27 +52,29 @@ bool has_numbers(const at::Tensor& tensor) {
          tensor.storage().sym_nbytes().maybe_as_int().has_value();
 }
 
-const void* memory_of(const at::Tensor& tensor) { return has_numbers(tensor) ? tensor.storage().data() : nullptr; }
-
-std::size_t bytes_of(const at::Tensor& tensor) { return has_numbers(tensor) ? tensor.storage().nbytes() : 0; }
-
 }  // namespace
 
-SavedTensor::SavedTensor(const at::Tensor& saved)
-    : version_(saved),
-      handing_(handing_of(saved)),
-      base_(base_of(saved, handing_)),
-      tensor_(held(saved, handing_, {this, version_.weak(), holds_base(saved, handing_)})),
-      data_(memory_of(saved)),
-      bytes_(bytes_of(saved)) {}
+SavedTensor::Memory SavedTensor::memory_of(const at::Tensor& tensor) {
+  return has_numbers(tensor) ? Memory{tensor.storage().data(), tensor.storage().nbytes()} : Memory{};
+}
+
+SavedTensor::SavedTensor(const at::Tensor& saved) : SavedTensor(saved, AutogradInfo(saved)) {}
 
 SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
-    : version_(saved),
-      handing_(handing_of(saved)),
-      base_(base_of(saved, handing_)),
+    : SavedTensor(saved, AutogradInfo(saved), std::move(storage)) {}
+
+SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info)
+    : version_(saved, info),
+      handing_(handing_of(info)),
+      base_(base_of(saved, info, handing_)),
+      tensor_(held(saved, info, handing_, lent_from())),
+      memory_(memory_of(saved)) {}
+
+SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage)
+    : version_(saved, info),
+      handing_(handing_of(info)),
+      base_(base_of(saved, info, handing_)),
       tensor_(with_storage(saved, storage->no_bytes())),
-      data_(nullptr),
-      bytes_(0),
       use_(std::in_place, std::move(storage)) {}
 
 SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
@@ -77,8 +82,7 @@ SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
       handing_(other.handing_),
       base_(other.base_),
       tensor_(std::move(tensor)),
-      data_(other.data_),
-      bytes_(other.bytes_) {}
+      memory_(other.memory_) {}
 
 std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
   version_.check(tensor_);
@@ -94,7 +98,7 @@ std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
 }
 
 bool SavedTensor::has_its_memory() const {
-  return use_ ? !use_->storage()->source_has_changed() : memory_of(tensor_) == data_ && bytes_of(tensor_) == bytes_;
+  return use_ ? !use_->storage()->source_has_changed() : memory_of(tensor_) == memory_;
 }
 
 at::Tensor SavedTensor::get() {

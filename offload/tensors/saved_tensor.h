@@ -59,7 +59,16 @@ class SavedTensor {
   [[nodiscard]] int recipe_depth() const;
 
  private:
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info);
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage);
   SavedTensor(const SavedTensor& other, at::Tensor tensor);
+  // The memory of a tensor; empty for a tensor whose sizes, strides or bytes are not numbers.
+  struct Memory {
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    bool operator==(const Memory&) const = default;
+  };
+  [[nodiscard]] static Memory memory_of(const at::Tensor& tensor);
   [[nodiscard]] bool has_its_memory() const;
   [[nodiscard]] LentFrom lent_from() const;
   [[nodiscard]] at::Tensor itself(c10::Storage storage);
@@ -69,8 +78,7 @@ class SavedTensor {
   const Handing handing_;
   const WeakTensor base_;  // a view's base, which a SavedVariable would hold: Note [Lent tensors]
   const at::Tensor tensor_;
-  const void* const data_;   // of the tensor's memory at its save; null without bytes
-  const std::size_t bytes_;  // size of that memory
+  const Memory memory_;  // empty where a storage has the bytes
   std::optional<SavedStorage::Use> use_;
 
   static inline Mutex handed_mutex_;  // shared by all saves; no lock is taken under it

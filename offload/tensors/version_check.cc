@@ -8,14 +8,16 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/base/autograd_info.h"
+
 namespace ebb {
 
-VersionCheck::VersionCheck(const at::Tensor& saved)
+VersionCheck::VersionCheck(const at::Tensor& saved, const AutogradInfo& info)
     : counter_(saved.unsafeGetTensorImpl()->version_counter()),
       saved_version_(counter_.current_version()),
       saved_(saved.getIntrusivePtr()),
-      grad_fn_(saved.grad_fn()),
-      output_nr_(static_cast<std::uint32_t>(saved.output_nr())) {}
+      grad_fn_(info.grad_fn()),
+      output_nr_(info.output_nr()) {}
 
 // The text is that of torch/csrc/autograd/saved_variable.cpp, so that users, and tests, find what they know.
 void VersionCheck::check(const at::Tensor& like) const {
@@ -53,8 +55,8 @@ at::Tensor VersionCheck::saved() const {
 
 // The node that LibTorch's error names: the node that made what the tensor holds now. If the saving node saved its own
 // output, LibTorch names the saving node, which is the node that runs while its saves are unpacked.
-std::shared_ptr<torch::autograd::Node> VersionCheck::producer() const {
-  std::shared_ptr<torch::autograd::Node> at_save = grad_fn_.lock();
+NodePtr VersionCheck::producer() const {
+  NodePtr at_save = grad_fn_.lock();
   if (at_save != nullptr && at_save == torch::autograd::get_current_node()) {
     return at_save;
   }

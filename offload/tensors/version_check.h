@@ -1,19 +1,19 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
-
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
+#include <cstdint>
+#include <torch/csrc/autograd/function.h>
+
+#include "offload/base/libtorch.h"
 
 namespace at {
 class Tensor;
 }
-namespace torch::autograd {
-struct Node;
-}
 
 namespace ebb {
+
+class AutogradInfo;
 
 // Checks whether a saved tensor has been written to since it was saved.
 //
@@ -22,8 +22,8 @@ namespace ebb {
 // notice an in-place write to a saved tensor, offloaded or not, and the gradient would be wrong in silence.
 class VersionCheck {
  public:
-  // Takes the version of `saved` as the one to expect.
-  explicit VersionCheck(const at::Tensor& saved);
+  // Takes the version of `saved` as the one to expect. `info`: of `saved`.
+  VersionCheck(const at::Tensor& saved, const AutogradInfo& info);
 
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
@@ -35,13 +35,13 @@ class VersionCheck {
   }
 
  private:
-  [[nodiscard]] std::shared_ptr<torch::autograd::Node> producer() const;
+  [[nodiscard]] NodePtr producer() const;
 
   // Not const: a move of const members would be three copies, each of which writes to a count that threads share.
   c10::VariableVersion counter_;  // shared with the tensor and all its views
   std::uint32_t saved_version_;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> saved_;  // weak, as is the next:
-  std::weak_ptr<torch::autograd::Node> grad_fn_;                              // the node may own this save
+  WeakNodePtr grad_fn_;                                                       // the node may own this save
   std::uint32_t output_nr_;
 };
 
