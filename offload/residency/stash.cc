@@ -23,7 +23,7 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
     const MutexLock lock(mutex_);
     entries_.push_back(std::move(entry));
   } catch (const std::bad_alloc&) {  // push_back has not moved the entry
-    let_go(std::move(entry));
+    tier_.wait_or_block(WaitPoint::kStashBound, stream, entry.left);
     return;
   }
   if (bytes > limit_bytes) {
@@ -49,22 +49,21 @@ void Stash::drain() noexcept { shrink_to(0); }
 
 void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
   while (gauge_.now_bytes() > limit_bytes) {
-    std::optional<Entry> oldest;
+    std::optional<std::pair<Ticket, c10::Stream>> oldest;
     {
       const MutexLock lock(mutex_);
       if (entries_.empty()) {
         return;
       }
-      oldest = std::move(entries_.front());
-      entries_.pop_front();
+      oldest.emplace(entries_.front().left, entries_.front().stream);
     }
-    let_go(*std::move(oldest));
+    let_go(oldest->first, oldest->second);
   }
 }
 
 void Stash::release(const c10::Storage& source) noexcept {
   while (true) {
-    std::optional<Entry> found;
+    std::optional<std::pair<Ticket, c10::Stream>> found;
     {
       const MutexLock lock(mutex_);
       const auto at = std::ranges::find(entries_, source.unsafeGetStorageImpl(),
@@ -72,16 +71,25 @@ void Stash::release(const c10::Storage& source) noexcept {
       if (at == entries_.end()) {
         return;
       }
-      found = std::move(*at);
-      entries_.erase(at);
+      found.emplace(at->left, at->stream);
     }
-    let_go(*std::move(found));
+    let_go(found->first, found->second);
   }
 }
 
 // The source is let go after the wait only, so that work which reuses its memory comes behind the copy on the same
-// stream (R1 in docs/design.md). On a disk the host may wait here, so the lock is not held. A failed copy reads the
-// source no more either; its error reaches whoever asks for its bytes.
-void Stash::let_go(Entry entry) noexcept { tier_.wait_or_block(WaitPoint::kStashBound, entry.stream, entry.left); }
+// stream (R1 in docs/design.md). On a disk the host may wait here, so the lock is not held. The entry stays until then,
+// so that another thread, too, waits for the copy. A failed copy reads the source no more either; its error reaches
+// whoever asks for its bytes.
+void Stash::let_go(const Ticket& left, c10::Stream stream) noexcept {
+  tier_.wait_or_block(WaitPoint::kStashBound, stream, left);
+  std::optional<Entry> done;  // destroyed after the lock is released, as in sweep
+  const MutexLock lock(mutex_);
+  const auto at = std::ranges::find(entries_, left, &Entry::left);
+  if (at != entries_.end()) {
+    done = std::move(*at);
+    entries_.erase(at);
+  }
+}
 
 }  // namespace ebb

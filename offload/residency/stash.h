@@ -36,7 +36,7 @@ class Stash {
   void sweep() noexcept;
 
   // Makes the sources' streams wait for the oldest copies, and lets go of their sources, until the other sources are
-  // within the limit.
+  // within the limit. Returns only once those waits are made, by whichever thread.
   void shrink_to(std::uint64_t limit_bytes) noexcept;
 
   // Lets go of this source, in each version that the source was saved in, after making its stream wait for the copy.
@@ -57,7 +57,7 @@ class Stash {
     c10::Stream stream;
   };
 
-  void let_go(Entry entry) noexcept;
+  void let_go(const Ticket& left, c10::Stream stream) noexcept;
 
   Tier& tier_;
   Gauge gauge_;

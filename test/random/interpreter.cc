@@ -5,6 +5,7 @@
 #include <iterator>
 #include <ranges>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,6 +22,16 @@ namespace {
 at::Tensor values_of(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t seed, c10::Device device) {
   const at::Generator random = at::detail::createCPUGenerator(seed);
   return at::randn(sizes, random, at::TensorOptions(type)).to(device);
+}
+
+// Whether a write to the tensor has no one result: on a GPU, where elements that share memory are written by several
+// threads, each of which has read the memory before or after another's write.
+bool is_raced_for(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) {
+    return false;
+  }
+  const at::Tensor places = at::arange(span(tensor)).as_strided(tensor.sizes(), tensor.strides());
+  return std::get<0>(at::_unique(places)).numel() < tensor.numel();
 }
 
 std::vector<std::vector<int>> last_used_by(const Thread& lines) {
@@ -112,9 +123,7 @@ at::Tensor Interpreter::run(const Instruction& line) {
   }
   const Kind kind = line.operation->kind;
   const Tensors operands = values(line.operands);
-  const auto shared = [this](const at::Tensor& operand) { return is_shared(operand); };
-  if (operands.size() < line.operation->operands || (kind == Kind::kWrite && shared(operands.front())) ||
-      (kind == Kind::kData && std::ranges::any_of(operands, shared))) {
+  if (!may_run(line, operands)) {
     return {};
   }
   may_swap_data_ = may_swap_data_ && kind != Kind::kCrowd;
@@ -139,6 +148,40 @@ at::Tensor Interpreter::run(const Instruction& line) {
     default:
       return line.operation->run(operands, line.numbers);
   }
+}
+
+// Whether the operands are there, and plain autograd or docs/correctness.md ("Not promised") says what comes out.
+bool Interpreter::may_run(const Instruction& line, const Tensors& operands) const {
+  if (operands.size() < line.operation->operands) {
+    return false;
+  }
+  const auto shared = [this](const at::Tensor& operand) { return is_shared(operand); };
+  switch (line.operation->kind) {
+    case Kind::kReturn:  // "saved under a guard, and once more outside of the guard by a custom function that returns
+                         // it"
+      return is_guarded();
+    case Kind::kData:
+      return std::ranges::none_of(operands, shared);
+    case Kind::kWrite:
+      // "a gradient that is a saved tensor itself": without create_graph, only such a gradient requires a gradient
+      return !shared(operands.front()) && !is_raced_for(operands.front()) &&
+             !(operands.front().requires_grad() && gradients_.contains(first_known(line.operands)));
+    default:
+      return true;
+  }
+}
+
+int Interpreter::first_known(const std::vector<int>& ids) const {
+  return *std::ranges::find_if(ids, [this](int id) { return values_.contains(id); });
+}
+
+bool Interpreter::is_guarded() const {
+  for (const Scope& scope : scopes_ | std::views::reverse) {
+    if (scope.name != "no_grad") {
+      return scope.name == "guard";
+    }
+  }
+  return false;
 }
 
 at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& operands) const {
@@ -203,14 +246,14 @@ void Interpreter::scope(const Instruction& line) {
       scopes_.pop_back();
     }
   } else if (line.operation->name == "no_grad") {
-    scopes_.emplace_back(std::make_unique<at::NoGradGuard>());
+    scopes_.push_back({line.operation->name, std::make_unique<at::NoGradGuard>()});
   } else if (plain) {
-    scopes_.emplace_back();
+    scopes_.push_back({line.operation->name, {}});
   } else if (line.operation->name == "no_op") {
-    scopes_.emplace_back(std::make_unique<NoOpGuard>());
+    scopes_.push_back({line.operation->name, std::make_unique<NoOpGuard>()});
   } else {
     Offloader& offloader = *ground_.offloaders[line.numbers[0] % ground_.offloaders.size()];
-    scopes_.emplace_back(std::make_unique<OffloadGuard>(offloader));
+    scopes_.push_back({line.operation->name, std::make_unique<OffloadGuard>(offloader)});
   }
 }
 

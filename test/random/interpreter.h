@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -62,7 +63,10 @@ class Interpreter {
   using Guarded = std::unique_ptr<OffloadGuard>;
   using Unguarded = std::unique_ptr<NoOpGuard>;
   using NoGrad = std::unique_ptr<at::NoGradGuard>;
-  using GuardScope = std::variant<std::monostate, Guarded, Unguarded, NoGrad>;
+  struct Scope {
+    std::string_view name;
+    std::variant<std::monostate, Guarded, Unguarded, NoGrad> held;  // nothing in plain autograd's run
+  };
 
   at::Tensor run(const Instruction& line);
   at::Tensor run_region(const Instruction& line, const Tensors& operands) const;
@@ -73,6 +77,9 @@ class Interpreter {
   at::Tensor backward(const Instruction& line);
   void backward_into_leaves(const Instruction& line, const Tensors& roots, const Tensors& gradients);
   at::Tensor gradients_of(const Instruction& line, const Tensors& roots, const Tensors& gradients);
+  [[nodiscard]] bool may_run(const Instruction& line, const Tensors& operands) const;
+  [[nodiscard]] int first_known(const std::vector<int>& ids) const;  // one must be
+  [[nodiscard]] bool is_guarded() const;
   [[nodiscard]] bool is_shared(const at::Tensor& tensor) const;
 
   const Silence silence_;
@@ -89,7 +96,7 @@ class Interpreter {
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
-  std::vector<GuardScope> scopes_;
+  std::vector<Scope> scopes_;
   std::vector<Record> records_;
 };
 

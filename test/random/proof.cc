@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "test/random/interpreter.h"
+#include "test/random/operation.h"
 
 namespace ebb::graphs {
 namespace {
@@ -132,7 +133,8 @@ bool same(const Tensors& a, const Tensors& b) {
 bool changes_with(Node& node, const at::Tensor& memory) {
   const at::NoGradGuard no_grad;
   const Tensors before = made_by(node);
-  at::Tensor written = memory.variable_data();  // has a version counter of its own
+  // With a version counter of its own, and each element once: LibTorch writes to no expanded tensor.
+  at::Tensor written = memory.variable_data().as_strided({span(memory)}, {1});
   const at::Tensor content = written.clone();
   const auto changes_by = [&](double factor, double more) {
     written.mul_(factor).add_(more);
