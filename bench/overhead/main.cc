@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   ebb::register_saves();
+  ebb::register_chain();
   ebb::register_copies();
   ebb::register_live_graphs();
   ebb::register_no_room();

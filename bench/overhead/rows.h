@@ -10,6 +10,7 @@ namespace ebb {
 // The parts of the overhead benchmark, each in a file of its own. A row that needs a GPU is left out where there is
 // none, with a line on stderr that names it.
 void register_saves();        // saves passed through, moved and restored
+void register_chain();        // a chain of small operations, as saves.py times in Python
 void register_copies();       // what moving takes without ebb, and with ebb's tier alone
 void register_live_graphs();  // whether the cost of a save grows with what is alive
 void register_no_room();      // saves that were to move and find no room

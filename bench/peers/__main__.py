@@ -13,6 +13,8 @@ The norm is over all gradients of a step in default mode, and "off by" is relati
 bit, gradients are compared in deterministic mode, because plain autograd on a GPU does not agree with itself otherwise.
 The output head and the loss are outside of what offloads.
 
+"ebb_python" is ebb's Python package; what begins with "ebb," is C++.
+
 "ebb, planned" is within a byte budget: the least peak of the packages measured before it. "ebb, within" has a budget
 that was given, "checkpoint K of N" checkpoints the first blocks, no more of them than the memory that was given asks
 for. "checkpoint_cheap" keeps what matmuls and attention give, "checkpoint_all_but_attention" the latter only, and

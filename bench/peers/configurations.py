@@ -157,8 +157,25 @@ def trl(workload: Workload) -> Step:
     return offload_activations(workload, package)
 
 
+def ebb_python(workload: Workload, **options: Any) -> Step:
+    """ebb's Python package, with `options` of its Offloader."""
+    ebb = importlib.import_module("ebb")
+    offloader = ebb.Offloader(workload.tokens.device, **options)
+
+    def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
+        with offloader:
+            hidden = workload.hidden()
+            with ebb.no_offload():
+                loss = workload.loss(hidden, after_head)
+        return workload.gradients(loss)
+
+    return step
+
+
+EBB_PYTHON = "ebb_python"
 CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "none": none,
+    EBB_PYTHON: ebb_python,
     "save_on_cpu": save_on_cpu,
     "torchtune": torchtune,
     "trl": trl,
@@ -168,9 +185,12 @@ CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "checkpoint_torchtitan": checkpoint_torchtitan,
 }
 CHECKPOINT_SOME = "checkpoint:"  # and the number of blocks
+EBB_PYTHON_WITHIN = f"{EBB_PYTHON}:"  # and a size
 
 
 def configuration(name: str) -> Callable[[Workload], Step]:
     if name.startswith(CHECKPOINT_SOME):
         return partial(checkpoint_first, count=int(name.removeprefix(CHECKPOINT_SOME)))
+    if name.startswith(EBB_PYTHON_WITHIN):
+        return partial(ebb_python, device_budget=name.removeprefix(EBB_PYTHON_WITHIN))
     return CONFIGURATIONS[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .configurations import CHECKPOINT_SOME, CONFIGURATIONS
+from .configurations import CHECKPOINT_SOME, CONFIGURATIONS, EBB_PYTHON, EBB_PYTHON_WITHIN
 from .model import SHAPES, Shape
 
 # tf32: float32 tensors, of which matrix products read ten bits of the mantissa.
@@ -17,7 +17,7 @@ PLANNED = "planned"
 PLANNED_WITHIN = f"{PLANNED}:"  # and a size
 CHECKPOINT_WITHIN = "checkpoint_within:"  # and a size
 CPP_CONFIGS = ("none", "offload", "lean")  # by the C++ program's names
-CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name != "none"), PLANNED)
+CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name not in ("none", EBB_PYTHON)), PLANNED)
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -57,13 +57,14 @@ def parse_bytes(text: str) -> int:
 
 def config(text: str) -> str:
     """One of CONFIGS, or one that goes on with a number or a size."""
-    if text in CONFIGS:
+    if text in (*CONFIGS, EBB_PYTHON):
         return text
-    for prefix, parse in ((CHECKPOINT_SOME, int), (CHECKPOINT_WITHIN, parse_bytes), (PLANNED_WITHIN, parse_bytes)):
+    sizes = (CHECKPOINT_WITHIN, PLANNED_WITHIN, EBB_PYTHON_WITHIN)
+    for prefix, parse in ((CHECKPOINT_SOME, int), *((prefix, parse_bytes) for prefix in sizes)):
         if text.startswith(prefix):
             parse(text.removeprefix(prefix))
             return text
-    parametrized = f"{CHECKPOINT_SOME}BLOCKS, {CHECKPOINT_WITHIN}SIZE, {PLANNED_WITHIN}SIZE"
+    parametrized = f"{CHECKPOINT_SOME}BLOCKS, {CHECKPOINT_WITHIN}SIZE, {PLANNED_WITHIN}SIZE, {EBB_PYTHON_WITHIN}SIZE"
     raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS)}, {parametrized}")
 
 
@@ -93,7 +94,8 @@ def parse_options(description: str) -> Options:
         type=config,
         metavar="CONFIG",
         help=f"measured in this order; of {', '.join(CONFIGS)} (the default), {CHECKPOINT_SOME}BLOCKS (so many), "
-        f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget)",
+        f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget), {EBB_PYTHON} (ebb's Python package), "
+        f"{EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget)",
     )
     parser.add_argument(
         "--cpp-configs", nargs="+", choices=CPP_CONFIGS, help=f"of the C++ program, where {EBB} is measured"

@@ -1,0 +1,290 @@
+"""What only a GPU shows: copies on side streams, backward on the device's own thread, and a device that is full."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+
+import ebb
+from conftest import assert_same, gradients, run_python
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+MIB = 1 << 20
+
+
+def network(blocks: int = 8, width: int = 1024) -> torch.nn.Module:
+    torch.manual_seed(5)
+    layers = [layer for _ in range(blocks) for layer in (torch.nn.Linear(width, width), torch.nn.GELU())]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 8)).cuda()
+
+
+def data(rows: int = 2048, width: int = 1024) -> torch.Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).cuda()
+
+
+def step(guard):
+    model = network()
+    with guard:
+        loss = model(data()).square().mean()
+    loss.backward()
+    return [loss, *gradients(model)]
+
+
+@pytest.fixture
+def on_gpu():
+    """Moves whatever autograd saves, and must have none of it left when the test is over."""
+    made = ebb.Offloader("cuda", ebb.policies.offload_everything())
+    yield made
+    gc.collect()
+    torch.cuda.synchronize()
+    stats = made.stats()
+    assert stats.pool.now_bytes == 0
+    assert stats.saved_on_device.now_bytes == 0
+
+
+def test_the_device_is_the_gpu_where_there_is_one():
+    assert ebb.Offloader().stats().offloaded.bytes == 0
+    offloader = ebb.Offloader(policy=ebb.policies.offload_everything())
+    step(offloader)
+    assert offloader.stats().offloaded.bytes > 16 * MIB
+
+
+def test_gradients_are_exact(on_gpu):
+    assert_same(step, on_gpu)
+
+
+def test_forward_on_a_side_stream_is_exact(on_gpu):
+    def on_a_stream(guard):
+        model, x, stream = network(), data(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            with guard:
+                loss = model(x).square().mean()
+            loss.backward()
+        torch.cuda.current_stream().wait_stream(stream)
+        return [loss, *gradients(model)]
+
+    assert_same(on_a_stream, on_gpu)
+
+
+def test_a_custom_backward_that_records_a_side_stream_is_exact(on_gpu):
+    side = torch.cuda.Stream()
+
+    class Late(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x * 1)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (saved,) = ctx.saved_tensors
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000)
+                out = gradient * saved
+            saved.record_stream(side)
+            gradient.record_stream(side)
+            del saved, gradient
+            taken = torch.full((2048, 1024), float("nan"), device="cuda")  # likely where the saved tensor was
+            del taken
+            torch.cuda.current_stream().wait_stream(side)
+            out.record_stream(torch.cuda.current_stream())
+            return out
+
+    def late(guard):
+        x = data().requires_grad_()
+        with guard:
+            y = x
+            for _ in range(6):
+                y = Late.apply(y.sin())
+            loss = y.sum()
+        loss.backward()
+        return [x.grad]
+
+    assert_same(late, on_gpu)
+
+
+def test_checkpointed_regions_are_exact(on_gpu):
+    def checkpointed(guard):
+        model = network()
+        with guard:
+            x = data()
+            for i in range(0, 16, 2):
+                x = ebb.checkpoint(model[i : i + 2], x) if isinstance(guard, ebb.Offloader) else model[i : i + 2](x)
+            loss = model[16](x).square().mean()
+        loss.backward()
+        return gradients(model)
+
+    assert_same(checkpointed, on_gpu)
+
+
+def test_automatic_mixed_precision_is_exact(on_gpu):
+    def mixed(guard):
+        model = network()
+        with guard, torch.autocast("cuda", torch.bfloat16):
+            loss = model(data()).square().mean()
+        loss.backward()
+        return gradients(model)
+
+    assert_same(mixed, on_gpu)
+
+
+def test_a_planned_step_is_within_its_budget_by_the_allocators_own_count():
+    model, x = network(24), data(8192)
+
+    def train(guard):
+        with guard:
+            loss = model(x).square().mean()
+        loss.backward()
+
+    def peak_of(steps, guard):
+        for _ in range(steps):
+            model.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+            train(guard)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    plain = peak_of(2, contextlib.nullcontext())
+    expected = gradients(model)
+    budget = int(0.6 * plain)
+    offloader = ebb.Offloader("cuda", device_budget=budget)
+    peak = peak_of(8, offloader)
+    assert offloader.plan_report().metered
+    assert peak <= budget < plain
+    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(model), strict=True))
+
+
+def test_a_step_that_does_not_fit_evicts_what_was_kept_and_is_exact():
+    assert run_python(
+        """
+import torch, ebb
+
+def step(offloader=None):
+    torch.manual_seed(1)
+    x = torch.randn(64 << 20, device="cuda", requires_grad=True)      # 256 MiB, as is each save
+    with offloader or torch.enable_grad():
+        y = x
+        for _ in range(12):
+            y = y.sin()
+        loss = y.sum()
+    loss.backward()
+    return x.grad.cpu()
+
+expected = step()
+torch.cuda.empty_cache()
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction((2 << 30) / total)
+try:
+    step()
+except torch.OutOfMemoryError:
+    print("plain autograd does not fit")
+torch.cuda.empty_cache()
+offloader = ebb.Offloader("cuda", ebb.policies.keep_everything())
+assert torch.equal(step(offloader), expected)
+print("evicted", offloader.stats().evicted.tensors > 0)
+"""
+    ).splitlines() == ["plain autograd does not fit", "evicted True"]
+
+
+def test_what_does_not_fit_at_all_is_torchs_out_of_memory_error_and_nothing_is_lost():
+    assert run_python(
+        """
+import torch, ebb
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction((1 << 30) / total)
+offloader = ebb.Offloader("cuda", ebb.policies.keep_everything())
+x = torch.ones(16 << 20, device="cuda", requires_grad=True)
+with offloader:
+    y = x.sin()
+    try:
+        torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        print("out of memory")
+    loss = y.exp().sum()
+loss.backward()
+print(torch.equal(x.grad, torch.exp(torch.sin(x.detach())) * torch.cos(x.detach())))
+"""
+    ).splitlines() == ["out of memory", "True"]
+
+
+def test_a_policy_of_pythons_two_threads_and_a_full_device_at_once():
+    assert (
+        run_python(
+            """
+import gc, sys, threading, torch, ebb
+sys.setswitchinterval(1e-5)
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction((3 << 30) / total)
+offloader = ebb.Offloader("cuda", lambda candidate: sum(range(200)) > 0 and candidate.ordinal % 4 == 0)
+errors = []
+
+def train():
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                x = torch.ones(16 << 20, device="cuda", requires_grad=True)      # 64 MiB
+                with offloader:
+                    y = x
+                    for _ in range(16):
+                        y = y.sin()
+                    loss = y.sum()
+                loss.backward()
+                assert torch.isfinite(x.grad).all()
+    except BaseException as error:
+        errors.append(error)
+
+threads = [threading.Thread(target=train) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not errors, errors
+print("done")
+"""
+        ).splitlines()[-1]
+        == "done"
+    )
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_step_is_exact_and_holds_no_more_than_without_ebb(backend):
+    """What is left after a compiled step's backward is the compiler's own: the workspace of cuBLAS and inductor's tuning."""
+    printed = run_python(
+        f"""
+import contextlib, gc, sys, torch, ebb
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(5)
+model = torch.nn.Sequential(*[m for _ in range(4) for m in (torch.nn.Linear(1024, 1024), torch.nn.GELU())]).cuda()
+x = torch.randn(4096, 1024, device="cuda")
+
+def run(offloader):
+    compiled = torch.compile(lambda x: model(x).square().mean(), backend="{backend}")
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        with offloader or contextlib.nullcontext():
+            loss = compiled(x)
+        loss.backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    del loss
+    gc.collect()
+    torch.cuda.synchronize()
+    return found
+
+before = torch.cuda.memory_allocated()
+plain = run(None)
+held_by_plain = torch.cuda.memory_allocated() - before - sum(p.nbytes for p in plain)
+torch._dynamo.reset()
+offloader = ebb.Offloader("cuda", ebb.policies.offload_everything())
+ours = run(offloader)
+held = torch.cuda.memory_allocated() - before - 2 * sum(p.nbytes for p in plain)
+print(all(torch.equal(a, b) for a, b in zip(plain, ours)))
+print(held <= held_by_plain, file=sys.stdout)
+print(offloader.stats().offloaded.tensors > 0, offloader.stats().saved_on_device.now_bytes)
+print("held without", held_by_plain, "with", held, file=sys.stderr)
+""",
+        timeout=240,
+    )
+    assert printed.splitlines()[-3:] == ["True", "True", "True 0"]
