@@ -14,13 +14,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from .huggingface import HuggingFaceWorkload
 from .model import Workload
+
+AnyWorkload = Workload | HuggingFaceWorkload
 
 # One step's gradients. Calls its argument right after the head's linear.
 Step = Callable[[Callable[[], None]], tuple[Tensor, ...]]
 
 
-def none(workload: Workload) -> Step:
+def none(workload: AnyWorkload) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         hidden = workload.hidden()
         return workload.gradients(workload.loss(hidden, after_head))
@@ -28,7 +31,7 @@ def none(workload: Workload) -> Step:
     return step
 
 
-def save_on_cpu(workload: Workload) -> Step:
+def save_on_cpu(workload: AnyWorkload) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         with torch.autograd.graph.save_on_cpu(pin_memory=workload.tokens.is_cuda):
             hidden = workload.hidden()
@@ -37,7 +40,7 @@ def save_on_cpu(workload: Workload) -> Step:
     return step
 
 
-def checkpointing_step(workload: Workload, call_block: Callable[..., Tensor]) -> Step:
+def checkpointing_step(workload: AnyWorkload, call_block: Callable[..., Tensor]) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         hidden = workload.hidden(call_block)
         return workload.gradients(workload.loss(hidden, after_head))
@@ -48,18 +51,18 @@ def checkpointing_step(workload: Workload, call_block: Callable[..., Tensor]) ->
 checkpoint_block = partial(checkpoint, use_reentrant=False)
 
 
-def checkpoint_blocks(workload: Workload) -> Step:
+def checkpoint_blocks(workload: AnyWorkload) -> Step:
     return checkpointing_step(workload, checkpoint_block)
 
 
-def checkpoint_first(workload: Workload, count: int) -> Step:
+def checkpoint_first(workload: AnyWorkload, count: int) -> Step:
     """The first blocks, as Megatron's "block" method: in backward theirs is the turn when the others' memory is free."""
-    if not 0 <= count <= len(workload.model.blocks):
-        raise ValueError(f"{count} of {len(workload.model.blocks)} blocks cannot be checkpointed")
-    chosen = set(workload.model.blocks[:count])
+    if not 0 <= count <= len(workload.blocks):
+        raise ValueError(f"{count} of {len(workload.blocks)} blocks cannot be checkpointed")
+    chosen = set(workload.blocks[:count])
 
-    def call_block(block: torch.nn.Module, *arguments: Tensor) -> Tensor:
-        return checkpoint_block(block, *arguments) if block in chosen else block(*arguments)
+    def call_block(block: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+        return checkpoint_block(block, *arguments, **named) if block in chosen else block(*arguments, **named)
 
     return checkpointing_step(workload, call_block)
 
@@ -96,11 +99,11 @@ class Kept:
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def checkpoint_selectively(workload: Workload, **kept: Any) -> Step:
-    def call_block(block: torch.nn.Module, *arguments: Tensor) -> Tensor:
+def checkpoint_selectively(workload: AnyWorkload, **kept: Any) -> Step:
+    def call_block(block: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
         policy = Kept(**kept)
         output = checkpoint_block(
-            block, *arguments, context_fn=partial(create_selective_checkpoint_contexts, policy)
+            block, *arguments, context_fn=partial(create_selective_checkpoint_contexts, policy), **named
         )
         # A kernel with another name would be run again without a word.
         if policy.seen.isdisjoint(ATTENTIONS):
@@ -118,7 +121,7 @@ checkpoint_all_but_attention = partial(checkpoint_selectively, operations=ATTENT
 checkpoint_torchtitan = partial(checkpoint_selectively, operations=MATMULS | ATTENTIONS, every_second_matmul=True)
 
 
-def offload_activations(workload: Workload, package: ModuleType) -> Step:
+def offload_activations(workload: AnyWorkload, package: ModuleType) -> Step:
     # One manager for all steps, as in the packages' own recipes and trainers.
     offload, no_op = package.OffloadActivations(), package.NoOpManager()
     if hasattr(offload, "update_model_params"):  # TRL's; torchtune's knows parameters by their type only
@@ -145,19 +148,35 @@ def import_alone(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def torchtune(workload: Workload) -> Step:
+def torchtune(workload: AnyWorkload) -> Step:
     # torchtune's own `__init__` would import its data sets and tokenizers too, and all that these depend on.
     return offload_activations(workload, import_alone("torchtune.training._activation_offloading"))
 
 
-def trl(workload: Workload) -> Step:
+def trl(workload: AnyWorkload) -> Step:
     package = importlib.import_module("trl.models.activation_offloading")
     # TRL's warning about host memory fails in a process that has not called this, as its trainer does.
     importlib.import_module("accelerate").PartialState()
     return offload_activations(workload, package)
 
 
-def ebb_python(workload: Workload, **options: Any) -> Step:
+def transformers_offload(workload: AnyWorkload) -> Step:
+    """transformers' checkpointing with the blocks' inputs in host memory."""
+    if not isinstance(workload, HuggingFaceWorkload):
+        raise ValueError("only models of transformers' have it: --shape hf_llama, hf_gpt2 or hf_vit")
+
+    def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
+        workload.body.gradient_checkpointing_enable(offload=True)
+        try:
+            hidden = workload.hidden()
+        finally:
+            workload.body.gradient_checkpointing_disable()
+        return workload.gradients(workload.loss(hidden, after_head))
+
+    return step
+
+
+def ebb_python(workload: AnyWorkload, **options: Any) -> Step:
     """ebb's Python package, with `options` of its Offloader."""
     ebb = importlib.import_module("ebb")
     offloader = ebb.Offloader(workload.tokens.device, **options)
@@ -173,6 +192,7 @@ def ebb_python(workload: Workload, **options: Any) -> Step:
 
 
 EBB_PYTHON = "ebb_python"
+TRANSFORMERS_OFFLOAD = "transformers_offload"
 CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "none": none,
     EBB_PYTHON: ebb_python,
@@ -180,6 +200,7 @@ CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "torchtune": torchtune,
     "trl": trl,
     "checkpoint": checkpoint_blocks,
+    TRANSFORMERS_OFFLOAD: transformers_offload,
     "checkpoint_cheap": checkpoint_cheap,
     "checkpoint_all_but_attention": checkpoint_all_but_attention,
     "checkpoint_torchtitan": checkpoint_torchtitan,

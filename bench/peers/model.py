@@ -117,14 +117,15 @@ class Workload:
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model = Llama(shape, dtype, device)
         self.parameters = list(self.model.parameters())
+        self.blocks = list(self.model.blocks)  # what call_block may be given
         generator = torch.Generator().manual_seed(TOKEN_SEED)
         self.tokens = torch.randint(0, shape.vocab, (shape.batch, shape.sequence), generator=generator).to(device)
 
-    def hidden(self, call_block: Callable[..., Tensor] = Block.__call__) -> Tensor:
+    def hidden(self, call_block: Callable[..., Tensor] | None = None) -> Tensor:
         cos, sin = self.model.cos.unsqueeze(1), self.model.sin.unsqueeze(1)
         x = F.embedding(self.tokens, self.model.embedding)
         for block in self.model.blocks:
-            x = call_block(block, x, cos, sin)
+            x = block(x, cos, sin) if call_block is None else call_block(block, x, cos, sin)
         return norm(x, self.model.norm)
 
     def loss(self, hidden: Tensor, after_head: Callable[[], None]) -> Tensor:
