@@ -39,6 +39,34 @@ class _Forwards(threading.local):
                 return
 
 
+class _Hook:
+    """A module hook. torch.compile breaks its graph there, and so knows that saves before and after go different ways.
+
+    What copy.deepcopy makes of a wrapped model has the same hooks, and so the same offloader. What pickle makes of a
+    wrapped model is not wrapped.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = torch.compiler.disable(function)
+
+    def __call__(self, *arguments: Any) -> None:
+        self._function(*arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Hook":
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: Any) -> None:
+    pass
+
+
 def _enter(guard: _Guard, guards: list[_Guard]) -> None:
     guard.__enter__()
     guards.append(guard)
@@ -55,7 +83,8 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     there are none. []: nothing is kept. ValueError for a name that the model does not have.
     options: as Offloader's.
 
-    Module hooks do it, in a forward that raises, too. Inside of a compiled model they are graph breaks: keep=[] is
+    Module hooks do it, in a forward that raises, too. A deep copy of the model has them, too, with this offloader; a
+    pickled copy has none. Inside of a compiled model they are graph breaks: keep=[] is
     without them, for ebb.wrap(torch.compile(model), keep=[]).
     """
     if not isinstance(model, torch.nn.Module):
@@ -78,9 +107,8 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
         forwards.end(module)
 
     def add_hooks(module: torch.nn.Module, begins: Callable[..., None]) -> None:
-        # torch.compile breaks its graph at them, and so knows that saves before and after go different ways.
-        module.register_forward_pre_hook(torch.compiler.disable(begins), prepend=True)
-        module.register_forward_hook(torch.compiler.disable(end), always_call=True)
+        module.register_forward_pre_hook(_Hook(begins), prepend=True)
+        module.register_forward_hook(_Hook(end), always_call=True)
 
     add_hooks(model, begin_model)
     with_hooks = {model}

@@ -1,3 +1,5 @@
+import copy
+import pickle
 import threading
 import warnings
 
@@ -249,3 +251,22 @@ def test_a_compiled_model_is_exact(order, keep):
     assert offloader.stats().offloaded.tensors > 0
     assert unguarded(offloader)
     torch._dynamo.reset()
+
+
+def test_a_deep_copy_is_wrapped_and_a_pickled_copy_is_not():
+    model = new_model().eval()
+    offloader = ebb.wrap(model, **EVERYTHING)
+
+    def saves_of(module):
+        before = offloader.stats().saved.tensors
+        module(data()).sum().backward()
+        return offloader.stats().saved.tensors - before
+
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert saves_of(model) == saves_of(copied) > 0
+    assert saves_of(loaded) == 0
+    for other in (copied, loaded):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(model), gradients(other), strict=True))
+    again = ebb.wrap(loaded, **EVERYTHING)
+    loaded(data())
+    assert again.stats().offloaded.tensors > 0
