@@ -1,5 +1,5 @@
-// A chain of small operations, forward and backward, with a guard and without one: what saves.py times in Python. Here
-// each operation works, so that its save meets caches as a training step leaves them.
+// A chain of small operations, forward and backward, with a guard and without one: what saves.py times in Python. An
+// operation runs between two saves, so that a save meets the caches as a training step leaves them.
 
 #include <cstdint>
 #include <optional>

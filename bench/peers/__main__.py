@@ -34,7 +34,7 @@ from .configurations import CHECKPOINT_SOME
 from .cpp import measure_cpp, measure_planned
 from .options import CHECKPOINT_WITHIN, EBB, PLANNED, PLANNED_WITHIN, Options, parse_bytes, parse_options
 from .process import NotMeasured, in_new_process
-from .results import GB, Results, Row, verdict
+from .results import GB, NOT_CHECKED, Results, Row, verdict
 
 # Sums without a fixed order move the norm by far less, a wrong gradient by more.
 NORM_TOLERANCE = 1e-3
@@ -67,7 +67,7 @@ def measure_checkpoint_within(options: Options, dtype: str, budget: int) -> Row:
 
 def is_wrong(row: Row) -> bool:
     # In this form a norm that is no number is wrong.
-    return row.error is not None or row.gradients != verdict(True) or not (row.norm_difference or 0) <= NORM_TOLERANCE
+    return row.error is not None or row.gradients not in (verdict(True), NOT_CHECKED) or not (row.norm_difference or 0) <= NORM_TOLERANCE
 
 
 def peer_peaks(rows: list[Row], dtype: str) -> list[int]:

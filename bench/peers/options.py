@@ -68,7 +68,7 @@ def config(text: str) -> str:
             parse(text.removeprefix(prefix))
             return text
     parametrized = f"{CHECKPOINT_SOME}BLOCKS, {CHECKPOINT_WITHIN}SIZE, {PLANNED_WITHIN}SIZE, {EBB_PYTHON_WITHIN}SIZE"
-    raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS)}, {parametrized}")
+    raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS + NOT_BY_DEFAULT)}, {parametrized}")
 
 
 def positive(text: str) -> int:
@@ -97,8 +97,8 @@ def parse_options(description: str) -> Options:
         type=config,
         metavar="CONFIG",
         help=f"measured in this order; of {', '.join(CONFIGS)} (the default), {CHECKPOINT_SOME}BLOCKS (so many), "
-        f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget), {EBB_PYTHON} (ebb's Python package), "
-        f"{TRANSFORMERS_OFFLOAD} (with --shape hf_...), "
+        f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget), "
+        f"{TRANSFORMERS_OFFLOAD} (with --shape hf_...), {EBB_PYTHON} (ebb's Python package), "
         f"{EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget)",
     )
     parser.add_argument(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 GB = 1e9
+NOT_CHECKED = "not checked"
 COLUMNS = (
     "dtype",
     "configuration",
@@ -41,7 +42,7 @@ class Row:
     gradient_norm: float | None = None
     none_gradient_norm: float | None = None  # of Python's plain autograd, for ebb's rows too
     norm_difference: float | None = None  # relative, to `none_gradient_norm`
-    gradients: str = "not checked"  # else "equal", "DIFFERENT", or why they could not be compared
+    gradients: str = NOT_CHECKED  # else "equal", "DIFFERENT", or why they could not be compared
 
 
 def relative_difference(norm: float, reference: float | None) -> float | None:

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -48,6 +49,12 @@ class ForwardingEngine final : public Engine {
       torch::autograd::InputBuffer&& input_buffer) override {
     return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
   }
+
+#ifdef EBB_HAS_NODE_CREATION_HOOKS
+  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks() override {
+    return next_.get_node_creation_hooks();
+  }
+#endif
 
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
     return next_.make_anomaly_metadata();

@@ -15,9 +15,9 @@ AutogradInfo::AutogradInfo(const at::TensorBase& tensor) : tensor_(tensor), grad
   if (meta == nullptr) {
     return;
   }
-  // As in LibTorch, a leaf is told by the field: grad_fn() would look for the node of a write to a view.
+  // LibTorch's is_leaf() reads this field, too; grad_fn() would first bring a view's node up to date after a write.
   is_leaf_ = meta->grad_fn_ == nullptr;
-  requires_grad_ = meta->requires_grad();  // a view's: also of its base
+  requires_grad_ = meta->requires_grad();  // virtual: a view requires a gradient where its base does
   output_nr_ = meta->output_nr_;
   is_view_ = meta->is_view_ && static_cast<const torch::autograd::DifferentiableViewMeta*>(meta)->has_bw_view();
   grad_fn_ = meta->is_view_ ? nullptr : &meta->grad_fn_;

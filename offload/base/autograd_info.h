@@ -8,16 +8,18 @@
 
 namespace ebb {
 
-// What autograd knows of a tensor, looked up once. at::Tensor's own questions (`is_leaf`, `is_view` and so on) are
-// virtual calls, each of which looks up the same AutogradMeta, and a save asks most of them.
+// What autograd knows of a tensor, looked up once. at::Tensor's own accessors (`is_leaf`, `is_view` and so on) are
+// virtual calls, each of which looks up the same AutogradMeta, and a save needs most of them. All but grad_fn are as of
+// the construction.
 //
-// Threads: as at::Tensor's questions. Must not outlive the tensor.
+// Threads: as at::Tensor's accessors. An AutogradInfo must not outlive its tensor.
 class AutogradInfo {
  public:
   explicit AutogradInfo(const at::TensorBase& tensor);
+  explicit AutogradInfo(at::TensorBase&& tensor) = delete;
 
   [[nodiscard]] bool is_leaf() const { return is_leaf_; }
-  [[nodiscard]] bool is_view() const { return is_view_; }  // for backward: a detached tensor is none
+  [[nodiscard]] bool is_view() const { return is_view_; }  // a differentiable view; a detached tensor is not
   [[nodiscard]] bool requires_grad() const { return requires_grad_; }
   [[nodiscard]] std::uint32_t output_nr() const { return output_nr_; }
 

@@ -13,6 +13,11 @@
 // All that differs between the versions of LibTorch that ebb is built against. LibTorch's own declarations tell the
 // difference, so that no version is named.
 
+// LibTorch 2.15's engine is asked for hooks that it calls for each new node.
+#if __has_include(<torch/csrc/autograd/node_creation_hook.h>)
+#define EBB_HAS_NODE_CREATION_HOOKS
+#endif
+
 namespace ebb {
 
 // A shared reference to a node of autograd's graph: a std::shared_ptr in LibTorch 2.11, a c10::intrusive_ptr in 2.15.

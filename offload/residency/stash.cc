@@ -18,9 +18,10 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   sweep();
   const std::uint64_t bytes = source.nbytes();
   shrink_to(limit_bytes - std::min(bytes, limit_bytes));
-  Entry entry{std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream};
+  Entry entry{0, std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream};
   try {
     const MutexLock lock(mutex_);
+    entry.number = next_number_++;
     entries_.push_back(std::move(entry));
   } catch (const std::bad_alloc&) {  // push_back has not moved the entry
     tier_.wait_or_block(WaitPoint::kStashBound, stream, entry.left);
@@ -49,21 +50,21 @@ void Stash::drain() noexcept { shrink_to(0); }
 
 void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
   while (gauge_.now_bytes() > limit_bytes) {
-    std::optional<std::pair<Ticket, c10::Stream>> oldest;
+    std::optional<Wait> oldest;
     {
       const MutexLock lock(mutex_);
       if (entries_.empty()) {
         return;
       }
-      oldest.emplace(entries_.front().left, entries_.front().stream);
+      oldest = wait_for(entries_.front());
     }
-    let_go(oldest->first, oldest->second);
+    let_go(*oldest);
   }
 }
 
 void Stash::release(const c10::Storage& source) noexcept {
   while (true) {
-    std::optional<std::pair<Ticket, c10::Stream>> found;
+    std::optional<Wait> found;
     {
       const MutexLock lock(mutex_);
       const auto at = std::ranges::find(entries_, source.unsafeGetStorageImpl(),
@@ -71,9 +72,9 @@ void Stash::release(const c10::Storage& source) noexcept {
       if (at == entries_.end()) {
         return;
       }
-      found.emplace(at->left, at->stream);
+      found = wait_for(*at);
     }
-    let_go(found->first, found->second);
+    let_go(*found);
   }
 }
 
@@ -81,11 +82,11 @@ void Stash::release(const c10::Storage& source) noexcept {
 // stream (R1 in docs/design.md). On a disk the host may wait here, so the lock is not held. The entry stays until then,
 // so that another thread, too, waits for the copy. A failed copy reads the source no more either; its error reaches
 // whoever asks for its bytes.
-void Stash::let_go(const Ticket& left, c10::Stream stream) noexcept {
-  tier_.wait_or_block(WaitPoint::kStashBound, stream, left);
+void Stash::let_go(const Wait& wait) noexcept {
+  tier_.wait_or_block(WaitPoint::kStashBound, wait.stream, wait.left);
   std::optional<Entry> done;  // destroyed after the lock is released, as in sweep
   const MutexLock lock(mutex_);
-  const auto at = std::ranges::find(entries_, left, &Entry::left);
+  const auto at = std::ranges::find(entries_, wait.number, &Entry::number);
   if (at != entries_.end()) {
     done = std::move(*at);
     entries_.erase(at);

@@ -36,7 +36,7 @@ class Stash {
   void sweep() noexcept;
 
   // Makes the sources' streams wait for the oldest copies, and lets go of their sources, until the other sources are
-  // within the limit. Returns only once those waits are made, by whichever thread.
+  // within the limit. Returns when those waits have been made, by this thread or another.
   void shrink_to(std::uint64_t limit_bytes) noexcept;
 
   // Lets go of this source, in each version that the source was saved in, after making its stream wait for the copy.
@@ -50,6 +50,7 @@ class Stash {
 
  private:
   struct Entry {
+    std::uint64_t number;  // of this entry alone: several copies may share a ticket
     std::shared_ptr<Gauge::Lease> on_device;
     Gauge::Lease in_stash;
     c10::Storage source;
@@ -57,12 +58,21 @@ class Stash {
     c10::Stream stream;
   };
 
-  void let_go(const Ticket& left, c10::Stream stream) noexcept;
+  // What there is to wait for before an entry goes.
+  struct Wait {
+    std::uint64_t number;  // the entry's
+    Ticket left;
+    c10::Stream stream;
+  };
+
+  [[nodiscard]] static Wait wait_for(const Entry& entry) { return {entry.number, entry.left, entry.stream}; }
+  void let_go(const Wait& wait) noexcept;
 
   Tier& tier_;
   Gauge gauge_;
   Mutex mutex_;
   std::deque<Entry> entries_ EBB_GUARDED_BY(mutex_);  // oldest first
+  std::uint64_t next_number_ EBB_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ebb

@@ -67,7 +67,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info)
     : version_(saved, info),
       handing_(handing_of(info)),
       base_(base_of(saved, info, handing_)),
-      tensor_(held(saved, info, handing_, lent_from())),
+      tensor_(held(saved, info, handing_, lent_from())),  // lent_from() reads members that are set by now
       memory_(memory_of(saved)) {}
 
 SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage)

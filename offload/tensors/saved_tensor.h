@@ -13,6 +13,8 @@
 
 namespace ebb {
 
+class AutogradInfo;
+
 // A saved tensor as ebb holds it: the tensor itself, or, where its storage may leave the device, sizes, strides, offset
 // and flags beside one use of that storage.
 //

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <cstdint>
+
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
-#include <cstdint>
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/base/libtorch.h"

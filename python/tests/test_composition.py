@@ -451,6 +451,20 @@ def test_anomaly_mode_is_exact_and_names_the_culprit(offloader):
             (leaf() * 0).sqrt().mul(0).sum().backward()
 
 
+@pytest.mark.skipif(not hasattr(torch.autograd.graph, "node_creation_hook"), reason="a newer torch has it")
+def test_node_creation_hooks_see_the_nodes_that_they_see_without_ebb(offloader):
+    def nodes(guard):
+        seen = []
+        with guard, torch.autograd.graph.node_creation_hook(lambda node: seen.append(node.name())):
+            loss = new_model()(data()).square().mean()
+        loss.backward()
+        return seen
+
+    plain = nodes(contextlib.nullcontext())
+    assert len(plain) > 5
+    assert nodes(offloader) == plain
+
+
 def test_the_profiler_sees_every_operation_and_steps_are_exact(offloader):
     def step(guard):
         model = new_model()

@@ -27,10 +27,14 @@ at::Tensor values_of(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t s
 // Whether a write to the tensor has no one result: on a GPU, where elements that share memory are written by several
 // threads, each of which has read the memory before or after another's write.
 bool is_raced_for(const at::Tensor& tensor) {
-  if (!tensor.is_cuda()) {
+  if (!tensor.is_cuda() || tensor.numel() == 0) {
     return false;
   }
-  const at::Tensor places = at::arange(span(tensor)).as_strided(tensor.sizes(), tensor.strides());
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  const at::Tensor places = at::arange(last + 1).as_strided(tensor.sizes(), tensor.strides());
   return std::get<0>(at::_unique(places)).numel() < tensor.numel();
 }
 
@@ -163,7 +167,8 @@ bool Interpreter::may_run(const Instruction& line, const Tensors& operands) cons
     case Kind::kData:
       return std::ranges::none_of(operands, shared);
     case Kind::kWrite:
-      // "a gradient that is a saved tensor itself": without create_graph, only such a gradient requires a gradient
+      // "a gradient that is a saved tensor itself". Nothing tells such a gradient from one made with create_graph, so
+      // no program writes to the latter either.
       return !shared(operands.front()) && !is_raced_for(operands.front()) &&
              !(operands.front().requires_grad() && gradients_.contains(first_known(line.operands)));
     default:

@@ -74,17 +74,6 @@ std::int64_t choose(std::uint32_t number, std::int64_t size) {
   return number % size;
 }
 
-std::int64_t span(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return 0;
-  }
-  std::int64_t last = 0;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-    last += (tensor.size(i) - 1) * tensor.stride(i);
-  }
-  return last + 1;
-}
-
 at::Tensor fit(const at::Tensor& tensor, const at::Tensor& like) {
   return at::is_expandable_to(tensor.sizes(), like.sizes()) ? tensor : tensor.flatten().select(0, 0);
 }

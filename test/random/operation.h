@@ -76,10 +76,6 @@ using Operations = std::vector<Operation>;
 // `number` modulo `size`. Throws if there is nothing to choose from.
 [[nodiscard]] std::int64_t choose(std::uint32_t number, std::int64_t size);
 
-// How many elements of memory lie between the tensor's first and its last, both counted: fewer than the tensor has
-// where some share memory, more where there are gaps.
-[[nodiscard]] std::int64_t span(const at::Tensor& tensor);
-
 // Something that broadcasts to `like`'s sizes: `tensor` itself if it does, else its first value.
 [[nodiscard]] at::Tensor fit(const at::Tensor& tensor, const at::Tensor& like);
 

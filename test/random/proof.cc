@@ -14,7 +14,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "test/random/interpreter.h"
-#include "test/random/operation.h"
 
 namespace ebb::graphs {
 namespace {
@@ -133,8 +132,13 @@ bool same(const Tensors& a, const Tensors& b) {
 bool changes_with(Node& node, const at::Tensor& memory) {
   const at::NoGradGuard no_grad;
   const Tensors before = made_by(node);
-  // With a version counter of its own, and each element once: LibTorch writes to no expanded tensor.
-  at::Tensor written = memory.variable_data().as_strided({span(memory)}, {1});
+  // With a version counter of its own, and each element of an expanded tensor once: LibTorch writes to no other.
+  at::Tensor written = memory.variable_data();
+  for (std::int64_t i = 0; i < written.dim(); ++i) {
+    if (written.stride(i) == 0) {
+      written = written.narrow(i, 0, std::min<std::int64_t>(1, written.size(i)));
+    }
+  }
   const at::Tensor content = written.clone();
   const auto changes_by = [&](double factor, double more) {
     written.mul_(factor).add_(more);

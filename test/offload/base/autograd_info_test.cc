@@ -15,6 +15,9 @@ namespace {
 // Tensors of every kind that LibTorch's answers differ for.
 std::vector<std::pair<const char*, at::Tensor>> tensors() {
   const at::Tensor leaf = at::ones({4}).requires_grad_();
+  const at::Tensor base = at::ones({4});
+  const at::Tensor before_the_write = base.view({2, 2});
+  base.mul_(leaf);
   const at::Tensor made = leaf * 2;
   const at::Tensor written = made.view({2, 2});
   made.mul_(3);  // the view's node is now the write's
@@ -32,6 +35,7 @@ std::vector<std::pair<const char*, at::Tensor>> tensors() {
       {"a view of a leaf", leaf.view({2, 2})},
       {"a view of a leaf without gradient", at::ones({4}).view({2, 2})},
       {"a view that has been written to", written},
+      {"a view whose base has its first node since", before_the_write},
       {"a view made without gradients", view_without_gradients},
       {"a detached view", made.view({2, 2}).detach()},
       {"an output's data", made.tensor_data()},

@@ -56,12 +56,14 @@ class Copy final : public Completion {
   bool over_ = false;
 };
 
+c10::Storage new_storage() { return {c10::Storage::use_byte_size_t(), 32, c10::GetCPUAllocator(), /*resizable=*/true}; }
+
 // A program that resizes a storage drains first. So drain must not return because another thread waits for the copy.
 TEST_CASE("a source that another thread is letting go of is awaited, too") {
   SimulatedTier tier(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
   Stash stash(tier);
   const auto copy = std::make_shared<Copy>();
-  const c10::Storage source(c10::Storage::use_byte_size_t(), 32, c10::GetCPUAllocator(), /*resizable=*/true);
+  const c10::Storage source = new_storage();
   stash.hold(source, nullptr, copy, tier.current_stream(), 1 << 20);
   const bool all = GENERATE(true, false);
 
@@ -72,12 +74,28 @@ TEST_CASE("a source that another thread is letting go of is awaited, too") {
     copy->returned();
   });
   const int waiting = copy->waiting_of(2);
+  CHECK(source.use_count() == 2);
   copy->finish();
   first.join();
   second.join();
   CHECK(waiting == 2);
   CHECK(stash.gauge().now_bytes() == 0);
   CHECK(source.use_count() == 1);
+}
+
+// On a GPU small copies are batched, and the copies of a batch share a ticket.
+TEST_CASE("of sources whose copies are one batch, the one that is released goes alone") {
+  SimulatedTier tier(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
+  Stash stash(tier);
+  const auto batch = std::make_shared<Copy>();
+  const c10::Storage first = new_storage();
+  const c10::Storage second = new_storage();
+  stash.hold(first, nullptr, batch, tier.current_stream(), 1 << 20);
+  stash.hold(second, nullptr, batch, tier.current_stream(), 1 << 20);
+  batch->finish();
+  stash.release(second);
+  CHECK(first.use_count() == 2);
+  CHECK(second.use_count() == 1);
 }
 
 }  // namespace
