@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -34,6 +35,16 @@ struct Weak<c10::intrusive_ptr<T, Null>> {
   using Type = c10::weak_intrusive_ptr<T, Null>;
 };
 using WeakNodePtr = Weak<NodePtr>::Type;
+
+// What LibTorch's errors call a node: the node's name in LibTorch 2.11, the name of its forward operation in 2.15.
+template <typename Node>
+std::string name_in_errors(const Node& node) {
+  if constexpr (requires { node.forward_op_name(); }) {
+    return node.forward_op_name();
+  } else {
+    return node.name();
+  }
+}
 
 // A kind of entry on the stack of c10::ThreadLocalDebugInfo: a number in LibTorch 2.11, a name's address in 2.15.
 template <typename Kind = c10::DebugInfoKind>

@@ -35,7 +35,7 @@ void VersionCheck::check(const at::Tensor& like) const {
   }
   message << "]";
   if (const auto grad_fn = producer()) {
-    message << ", which is output " << output_nr_ << " of " << grad_fn->name() << ",";
+    message << ", which is output " << output_nr_ << " of " << name_in_errors(*grad_fn) << ",";
   }
   message << " is at version " << version << "; expected version " << saved_version_ << " instead.";
   if (torch::autograd::AnomalyMode::is_enabled()) {
