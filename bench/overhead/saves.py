@@ -2,7 +2,8 @@
 
 From the repository's root, with ebb installed: python bench/overhead/saves.py [--out FILE]. A chain of small operations
 runs forward and backward, with a guard and without one in turn; the difference of the medians, for each operation, is
-what one save and its unpack cost. The difference of the two plain runs is the noise. `./dev bench overhead --benchmark_filter=chain` is the same in C++."""
+what one save and its unpack cost. The difference of the two plain runs is the noise. The same in C++ is
+`./dev bench overhead --benchmark_filter=chain`."""
 
 import argparse
 import contextlib

@@ -66,8 +66,9 @@ def measure_checkpoint_within(options: Options, dtype: str, budget: int) -> Row:
 
 
 def is_wrong(row: Row) -> bool:
-    # In this form a norm that is no number is wrong.
-    return row.error is not None or row.gradients not in (verdict(True), NOT_CHECKED) or not (row.norm_difference or 0) <= NORM_TOLERANCE
+    # False for a norm that is no number.
+    is_near = (row.norm_difference or 0) <= NORM_TOLERANCE
+    return row.error is not None or row.gradients not in (verdict(True), NOT_CHECKED) or not is_near
 
 
 def peer_peaks(rows: list[Row], dtype: str) -> list[int]:

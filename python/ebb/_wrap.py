@@ -83,9 +83,9 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     there are none. []: nothing is kept. ValueError for a name that the model does not have.
     options: as Offloader's.
 
-    Module hooks do it, in a forward that raises, too. A deep copy of the model has them, too, with this offloader; a
-    pickled copy has none. Inside of a compiled model they are graph breaks: keep=[] is
-    without them, for ebb.wrap(torch.compile(model), keep=[]).
+    Module hooks do it, in a forward that raises, too. A deep copy of the model has the same hooks, and so this
+    offloader; a pickled copy has none. Inside of a compiled model the hooks are graph breaks: keep=[] is without them,
+    for ebb.wrap(torch.compile(model), keep=[]).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: wrap() got {type(model).__name__}, and needs a torch.nn.Module")

@@ -5,8 +5,8 @@
 
 Where a policy is wanted, a function will do: it gets an ebb.Candidate for each new storage, and returns True (offload),
 False (keep) or an ebb.Decision. It runs inside the forward pass, and must be quick and do nothing that autograd would
-save under the same offloader's guard, which is a RuntimeError. What it raises reaches the forward pass as it is. One that has a state belongs to one Offloader. An offloader that
-is reachable from its own function is never freed.
+save under the same offloader's guard, which is a RuntimeError. What it raises reaches the forward pass as it is. A
+policy that has a state belongs to one Offloader. An offloader that is reachable from its own function is never freed.
 """
 
 from collections.abc import Callable, Iterable

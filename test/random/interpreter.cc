@@ -161,8 +161,8 @@ bool Interpreter::may_run(const Instruction& line, const Tensors& operands) cons
   }
   const auto shared = [this](const at::Tensor& operand) { return is_shared(operand); };
   switch (line.operation->kind) {
-    case Kind::kReturn:  // "saved under a guard, and once more outside of the guard by a custom function that returns
-                         // it"
+    case Kind::kReturn:
+      // "saved under a guard, and once more outside of the guard by a custom function that returns the tensor"
       return is_guarded();
     case Kind::kData:
       return std::ranges::none_of(operands, shared);
