@@ -6,6 +6,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "test/random/interpreter.h"
@@ -44,6 +45,14 @@ bool is_parameter(const at::Tensor& gradient) {
   return gradient.defined() && gradient.is_leaf() && gradient.requires_grad();
 }
 
+// Autograd has the current stream wait for a gradient that another stream has made, and leaves its memory to that
+// stream.
+void record_current_stream(const at::Tensor& gradient) {
+  if (gradient.defined() && gradient.is_cuda()) {
+    gradient.record_stream(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(gradient.device()));
+  }
+}
+
 }  // namespace
 
 at::Tensor Interpreter::backward(const Instruction& line) {
@@ -68,6 +77,9 @@ void Interpreter::backward_into_leaves(const Instruction& line, const Tensors& r
     run_elsewhere(call);
   } else {
     call();
+  }
+  for (const auto& [id, leaf] : leaves_) {
+    record_current_stream(leaf.grad());
   }
 }
 
@@ -106,6 +118,7 @@ at::Tensor Interpreter::gradients_of(const Instruction& line, const Tensors& roo
   at::Tensor first;
   for (const Tensors& each : found) {
     for (const at::Tensor& gradient : each) {
+      record_current_stream(gradient);
       records_.emplace_back(line.id, "gradient", gradient);
       may_swap_data_ = may_swap_data_ && !is_parameter(gradient);
       if (!first.defined()) {

@@ -92,7 +92,7 @@ class Run {
     if (flags_.print) {
       std::cout << "graph " << number << ", " << to_text(made.setting) << ":\n" << to_text(made.program) << std::flush;
     }
-    const Verdict verdict = check(made, device_);
+    const Verdict verdict = checked(number, made);
     ++graphs_;
     lines_ += instructions(made.program);
     tally_ += verdict.tally;
@@ -101,6 +101,16 @@ class Run {
       if (wrong_ <= kMostReports) {
         report(number, made);
       }
+    }
+  }
+
+  // An error that no program should meet, such as a broken GPU context, ends the run; the graph's number must be known.
+  Verdict checked(std::uint64_t number, const Case& made) {
+    try {
+      return check(made, device_);
+    } catch (...) {
+      std::cout << "ended by graph " << number << " of seed " << flags_.seed << std::endl;
+      throw;
     }
   }
 
