@@ -176,14 +176,15 @@ def transformers_offload(workload: AnyWorkload) -> Step:
     return step
 
 
-def ebb_python(workload: AnyWorkload, **options: Any) -> Step:
-    """ebb's Python package, with `options` of its Offloader."""
+def ebb_python(workload: AnyWorkload, regions: bool = False, **options: Any) -> Step:
+    """ebb's Python package, with `options` of its Offloader. `regions`: each block is a region, which may run again."""
     ebb = importlib.import_module("ebb")
     offloader = ebb.Offloader(workload.tokens.device, **options)
+    call_block = ebb.checkpoint if regions else None
 
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         with offloader:
-            hidden = workload.hidden()
+            hidden = workload.hidden(call_block)
             with ebb.no_offload():
                 loss = workload.loss(hidden, after_head)
         return workload.gradients(loss)
@@ -207,6 +208,7 @@ CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
 }
 CHECKPOINT_SOME = "checkpoint:"  # and the number of blocks
 EBB_PYTHON_WITHIN = f"{EBB_PYTHON}:"  # and a size
+EBB_PYTHON_REGIONS = f"{EBB_PYTHON}_regions:"  # and a size
 
 
 def configuration(name: str) -> Callable[[Workload], Step]:
@@ -214,4 +216,6 @@ def configuration(name: str) -> Callable[[Workload], Step]:
         return partial(checkpoint_first, count=int(name.removeprefix(CHECKPOINT_SOME)))
     if name.startswith(EBB_PYTHON_WITHIN):
         return partial(ebb_python, device_budget=name.removeprefix(EBB_PYTHON_WITHIN))
+    if name.startswith(EBB_PYTHON_REGIONS):
+        return partial(ebb_python, regions=True, device_budget=name.removeprefix(EBB_PYTHON_REGIONS))
     return CONFIGURATIONS[name]

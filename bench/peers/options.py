@@ -7,7 +7,14 @@ from pathlib import Path
 
 import torch
 
-from .configurations import CHECKPOINT_SOME, CONFIGURATIONS, EBB_PYTHON, EBB_PYTHON_WITHIN, TRANSFORMERS_OFFLOAD
+from .configurations import (
+    CHECKPOINT_SOME,
+    CONFIGURATIONS,
+    EBB_PYTHON,
+    EBB_PYTHON_REGIONS,
+    EBB_PYTHON_WITHIN,
+    TRANSFORMERS_OFFLOAD,
+)
 from .huggingface import HUGGING_FACE_SHAPES, HuggingFaceShape
 from .model import SHAPES, Shape
 
@@ -62,12 +69,12 @@ def config(text: str) -> str:
     """One of CONFIGS, or one that goes on with a number or a size."""
     if text in (*CONFIGS, *NOT_BY_DEFAULT):
         return text
-    sizes = (CHECKPOINT_WITHIN, PLANNED_WITHIN, EBB_PYTHON_WITHIN)
+    sizes = (CHECKPOINT_WITHIN, PLANNED_WITHIN, EBB_PYTHON_WITHIN, EBB_PYTHON_REGIONS)
     for prefix, parse in ((CHECKPOINT_SOME, int), *((prefix, parse_bytes) for prefix in sizes)):
         if text.startswith(prefix):
             parse(text.removeprefix(prefix))
             return text
-    parametrized = f"{CHECKPOINT_SOME}BLOCKS, {CHECKPOINT_WITHIN}SIZE, {PLANNED_WITHIN}SIZE, {EBB_PYTHON_WITHIN}SIZE"
+    parametrized = ", ".join((f"{CHECKPOINT_SOME}BLOCKS", *(f"{prefix}SIZE" for prefix in sizes)))
     raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS + NOT_BY_DEFAULT)}, {parametrized}")
 
 
@@ -99,7 +106,7 @@ def parse_options(description: str) -> Options:
         help=f"measured in this order; of {', '.join(CONFIGS)} (the default), {CHECKPOINT_SOME}BLOCKS (so many), "
         f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget), "
         f"{TRANSFORMERS_OFFLOAD} (with --shape hf_...), {EBB_PYTHON} (ebb's Python package), "
-        f"{EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget)",
+        f"{EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget), {EBB_PYTHON_REGIONS}SIZE (each block a region, too)",
     )
     parser.add_argument(
         "--cpp-configs", nargs="+", choices=CPP_CONFIGS, help=f"of the C++ program, where {EBB} is measured"

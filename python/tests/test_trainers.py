@@ -1,6 +1,8 @@
 """Training loops that know nothing of ebb, beside the same loops without."""
 
+import functools
 import os
+import re
 
 import pytest
 import torch
@@ -72,6 +74,28 @@ def test_transformers_trainer_with_a_llama_is_exact(llama, tmp_path, checkpointi
     assert_equal(train(model), plain)
     assert offloader.stats().offloaded.tensors > 0
     assert offloader.stats().pool.now_bytes == 0
+
+
+def test_blocks_that_run_again_where_the_plan_says_so_are_exact(llama):
+    batch = torch.stack([each["input_ids"] for each in tokens()])
+
+    def gradients(prepare):
+        model = llama()
+        report = prepare(model)
+        for _ in range(6):
+            model.zero_grad()
+            model(input_ids=batch, labels=batch).loss.backward()
+        return {name: weight.grad for name, weight in model.named_parameters()}, report()
+
+    def with_regions(model):
+        for block in model.model.layers:
+            block.forward = functools.partial(ebb.checkpoint, block.forward)
+        return ebb.wrap(model, device="cpu", least_memory=True, planned_minimum_bytes=1).explain
+
+    plain, _ = gradients(lambda model: str)
+    ours, plan = gradients(with_regions)
+    assert_equal(ours, plain)
+    assert re.search(r"ebb::checkpoint .* recompute", plan), plan
 
 
 def test_a_llama_keeps_its_head_and_its_loss(llama):
