@@ -73,7 +73,7 @@ precompiled_header = rule(
 )
 
 # How tests are compiled: what they test is optimized, and they need not be.
-TEST_COPTS = ["-O1"]
+TEST_COPTS = ["-O0"]
 
 def precompiled(name):
     """The flags that include the precompiled header of third_party/ that has this name before anything else."""

@@ -104,7 +104,7 @@ std::int64_t read_steps(const TensorFile& in, const std::filesystem::path& file)
   std::int64_t steps = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), steps);
   if (error != std::errc() || rest != text.data() + text.size() || steps < 0) {
-    fail(file, std::string("its ") + kStepsDone + " is no number of steps");
+    fail(file, "its " + std::string(kStepsDone) + " is no number of steps");
   }
   return steps;
 }

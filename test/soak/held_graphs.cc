@@ -2,7 +2,9 @@
 
 #include <optional>
 
-#include <torch/torch.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "offload/guard.h"
 #include "policy/everything.h"
@@ -27,15 +29,15 @@ Options options_of(c10::Device device, const HeldGraphs::Choices& choices) {
 }
 
 at::Tensor values(c10::Device device, double step) {
-  return torch::arange(kWidth * kWidth, at::TensorOptions().dtype(torch::kFloat).device(device))
+  return at::arange(kWidth * kWidth, at::TensorOptions().dtype(at::kFloat).device(device))
       .mul(step)
       .sin()
       .view({kWidth, kWidth});
 }
 
 at::Tensor output(const at::Tensor& x, const at::Tensor& weight) {
-  const at::Tensor hidden = torch::silu(torch::matmul(x, weight));
-  return (torch::tanh(hidden * x) * hidden).sum();
+  const at::Tensor hidden = at::silu(at::matmul(x, weight));
+  return (at::tanh(hidden * x) * hidden).sum();
 }
 
 at::Tensor slope(const at::Tensor& out, const at::Tensor& weight, bool retain, bool create = false) {

@@ -19,8 +19,8 @@
 #include <exception>
 #include <string>
 
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
-#include <torch/utils.h>
 
 #include "examples/common/device.h"
 #include "test/soak/footprint.h"
@@ -204,7 +204,7 @@ int parse_and_run(int argc, char** argv) {
     return app.exit(error);
   }
   keep_heap_compact();
-  torch::set_num_threads(1);  // the tensors are too small to share, and waking threads would take longer than the work
+  at::set_num_threads(1);  // the tensors are too small to share, and waking threads would take longer than the work
   use_deterministic_algorithms();
   return options.held.empty() ? Soak(options).run() : HeldSoak(options).run();
 }

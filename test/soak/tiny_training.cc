@@ -5,7 +5,11 @@
 #include <optional>
 #include <utility>
 
-#include <torch/torch.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/sgd.h>
 
 #include "offload/guard.h"
 #include "policy/callback.h"
@@ -19,10 +23,10 @@ constexpr std::int64_t kWidth = 16;
 struct Interrupted {};
 
 std::vector<at::Tensor> make_weights(c10::Device device, std::uint64_t seed) {
-  torch::manual_seed(seed);
+  at::manual_seed(seed);
   std::vector<at::Tensor> weights;
   for (int i = 0; i < 3; ++i) {
-    weights.push_back((torch::randn({kWidth, kWidth}) * 0.25).to(device).requires_grad_());
+    weights.push_back((at::randn({kWidth, kWidth}) * 0.25).to(device).requires_grad_());
   }
   return weights;
 }
@@ -36,7 +40,7 @@ std::uint64_t mixed(std::uint64_t value) {
 
 bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
-    return x.defined() == y.defined() && (!x.defined() || torch::equal(x, y));
+    return x.defined() == y.defined() && (!x.defined() || at::equal(x, y));
   });
 }
 
@@ -61,14 +65,14 @@ Options TinyTraining::options(c10::Device device, std::shared_ptr<Draw> draw) {
 at::Tensor TinyTraining::input() {
   const auto batch = std::uniform_int_distribution<std::int64_t>(1, 4)(random_);
   const auto sequence = std::uniform_int_distribution<std::int64_t>(1, 24)(random_);
-  return torch::randn({batch, sequence, kWidth}).to(device_);
+  return at::randn({batch, sequence, kWidth}).to(device_);
 }
 
 at::Tensor TinyTraining::loss(const at::Tensor& input) const {
-  const at::Tensor hidden = torch::silu(torch::matmul(input, weights_[0]));
-  const at::Tensor scores = torch::softmax(torch::matmul(hidden, hidden.transpose(1, 2)) * 0.25, -1);
-  const at::Tensor mixed_values = torch::matmul(torch::matmul(scores, hidden), weights_[1]);
-  const at::Tensor output = torch::matmul(torch::tanh(mixed_values + input), weights_[2]);
+  const at::Tensor hidden = at::silu(at::matmul(input, weights_[0]));
+  const at::Tensor scores = at::softmax(at::matmul(hidden, hidden.transpose(1, 2)) * 0.25, -1);
+  const at::Tensor mixed_values = at::matmul(at::matmul(scores, hidden), weights_[1]);
+  const at::Tensor output = at::matmul(at::tanh(mixed_values + input), weights_[2]);
   return (output * output).mean();
 }
 
