@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -20,6 +21,14 @@ namespace {
 
 using torch::autograd::Engine;
 
+// Whether make_fx writes the thread's operations down. A tracer knows tensors by identity, and takes what an unpack
+// hands out for a constant.
+bool is_traced() {
+  using c10::impl::TorchDispatchModeTLS;
+  return TorchDispatchModeTLS::any_modes_set() &&
+         TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+}
+
 class ForwardingEngine final : public Engine {
  public:
   // `next`: lives for ever, as every default engine does.
@@ -30,7 +39,7 @@ class ForwardingEngine final : public Engine {
       return hook;
     }
     GuardScope::Target target = GuardScope::current();
-    if (target.runtime == nullptr) {
+    if (target.runtime == nullptr || is_traced()) {
       return next_.get_default_saved_variable_hooks();
     }
     return std::make_unique<SaveHook>(std::move(target));

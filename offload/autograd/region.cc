@@ -171,6 +171,8 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
     inputs_.emplace_back(input, /*is_output=*/false);
     input_memory_.emplace_back(input);
     input_needs_gradient_.push_back(input.defined() && input.requires_grad());
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(input); };
+    same_input_.push_back(static_cast<std::size_t>(std::ranges::find_if(inputs, is_same) - inputs.begin()));
   }
 }
 
@@ -305,6 +307,10 @@ void Region::run_again() {
     TORCH_CHECK(!input_memory_[i].has_been_replaced(), "ebb::checkpoint: input ", i + 1,
                 " has been given other data (set_data) or another storage since the "
                 "function ran; the second run in backward would compute something else");
+    if (same_input_[i] < i) {  // a function may ask whether two inputs are one tensor
+      inputs.push_back(inputs[same_input_[i]]);
+      continue;
+    }
     const at::Tensor input = inputs_[i].unpack();
     inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
   }

@@ -96,6 +96,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<InputMemory> input_memory_;
+  std::vector<std::size_t> same_input_;  // the first input that is the same tensor
   std::vector<bool> input_needs_gradient_;
   std::unique_ptr<PlannedRegion> planned_;  // null without a plan
 

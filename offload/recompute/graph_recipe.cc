@@ -50,6 +50,9 @@ bool made_on_current_stream(const Node& node, c10::Device device) {
 
 std::unique_ptr<GraphRecipe> GraphRecipe::find(const at::Tensor& saved) {
   const at::Tensor whole = saved.is_view() ? at::Tensor(saved._base()) : saved;
+  if (!whole.has_storage()) {  // the values of a sparse tensor
+    return nullptr;
+  }
   const bool same_storage = whole.storage().unsafeGetStorageImpl() == saved.storage().unsafeGetStorageImpl();
   if (!same_storage || whole._version() != 0 || !fills_its_storage(whole) || whole.output_nr() != 0 ||
       whole.grad_fn() == nullptr) {

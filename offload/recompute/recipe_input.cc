@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 namespace ebb {
 namespace {
 
@@ -27,6 +29,7 @@ std::unique_ptr<SavedTensor> recipe_input(const torch::autograd::SavedVariable& 
   at::Tensor tensor;
   try {
     const Looking looking(found);
+    const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);  // by dispatch modes
     tensor = variable.unpack(node);
   } catch (const std::exception&) {  // the save has ended, or its tensor has been written to: backward will say so
     return nullptr;

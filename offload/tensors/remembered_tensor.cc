@@ -1,9 +1,11 @@
 #include "offload/tensors/remembered_tensor.h"
 
+#include <optional>
 #include <typeinfo>
 #include <utility>
 
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace ebb {
@@ -39,8 +41,17 @@ at::Tensor RememberedTensor::recall() const {
   return with_storage(shape_, c10::Storage(std::move(storage)));
 }
 
+at::Tensor shallow_copy(const at::Tensor& tensor) {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen;
+  if (!tensor.key_set().has(c10::DispatchKey::Python)) {
+    unseen.emplace(c10::DispatchKey::Python);
+  }
+  return tensor.tensor_data();
+}
+
 // Does not call the virtual function, which for a lent tensor notes the copy as lent.
 at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage) {
+  const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);  // by dispatch modes
   const c10::TensorImpl& original = *tensor.unsafeGetTensorImpl();
   auto copy = original.c10::TensorImpl::shallow_copy_and_detach(original.version_counter(),
                                                                 /*allow_tensor_metadata_change=*/true);

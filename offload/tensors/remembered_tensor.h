@@ -36,6 +36,10 @@ class RememberedTensor {
   std::optional<Memory> memory_;
 };
 
+// As Tensor::tensor_data(), but no dispatch mode of Python's sees the copy, which is no operation of the program's. A
+// tensor of a Python class with dispatch of its own makes the copy itself.
+[[nodiscard]] at::Tensor shallow_copy(const at::Tensor& tensor);
+
 // A second tensor over `storage` with every other property of `tensor`: sizes, strides, offset, dtype, conjugate and
 // negative bits, and the version counter, which both then share.
 [[nodiscard]] at::Tensor with_storage(const at::Tensor& tensor, c10::Storage storage);
