@@ -6,15 +6,14 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "offload/options.h"
+#include "offload/parameters.h"
 #include "offload/plan_report.h"
 #include "offload/stats.h"
 #include "offload/timeline_sample.h"
 #include "streams/base/trace_span.h"
-
-namespace at {
-class Tensor;
-}
 
 namespace ebb {
 
@@ -61,6 +60,22 @@ class Offloader {
     }
   }
   void exclude(const at::Tensor& tensor);
+
+  // Keeps the bytes of these tensors' storages in host memory, or without a GPU in the spill file, and has them on the
+  // device around their uses only, within Parameters::device_bytes. The tensors stay what they are: every operation on
+  // them or on their future views finds the bytes, in a step and outside of one, and what an operation writes is kept.
+  // The order of uses is learned, and what comes next is prefetched. Calls add up; the first one says how.
+  //
+  // Views that exist already must be given as well. What reads memory without an operation (data_ptr(), torch::save)
+  // may find none, and LibTorch then throws: Note [How operations are observed] in managed/observed_operations.h.
+  //
+  // The tensors must be dense, and on the offloader's device: otherwise throws std::invalid_argument. Throws c10::Error
+  // where there is no room for their bytes, or where another offloader manages a storage. Has no effect on an offloader
+  // that is switched off.
+  template <typename Module>
+  requires requires(const Module& module) { module.parameters(); }
+  void manage(const Module& module, const Parameters& how) { manage(module.parameters(), how); }
+  void manage(const std::vector<at::Tensor>& tensors, const Parameters& how);
 
   // Makes the compute streams wait for all copies out of their memory, and lets go of the sources. Meant for measuring;
   // training does not need this call.

@@ -32,7 +32,9 @@ c10::Stream NullTier::current_stream() const { return c10::Stream(c10::Stream::D
 
 Ticket NullTier::record(c10::Stream /*stream*/) { return nullptr; }
 
-c10::DataPtr NullTier::allocate(std::size_t bytes) { return c10::GetCPUAllocator()->allocate(bytes); }
+c10::DataPtr NullTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
+  return c10::GetCPUAllocator()->allocate(bytes);
+}
 
 Ticket NullTier::copy_out(const Block& /*to*/, const void* /*from*/, const After& /*after*/) {
   return std::make_shared<const Done>();

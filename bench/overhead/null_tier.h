@@ -21,7 +21,6 @@ class NullTier final : public Tier {
   [[nodiscard]] c10::Device device() const override { return c10::kCPU; }
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
-  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return pool_->try_acquire(bytes); }
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
   Ticket copy_in(void* to, const Block& from, const After& after) override;
@@ -30,6 +29,7 @@ class NullTier final : public Tier {
 
  private:
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
+  [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override;
 
   const std::shared_ptr<BlockPool> pool_;
 };

@@ -9,6 +9,7 @@
 
 #include "offload/autograd/engine.h"
 #include "offload/base/log.h"
+#include "offload/managed/observed_operations.h"
 #include "offload/planning/plan_lifecycle.h"
 #include "offload/report/summary.h"
 #include "offload/residency/out_of_memory.h"
@@ -141,6 +142,7 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
 
 Offloader::~Offloader() {
   if (runtime_ != nullptr && !runtime_->forked()) {
+    forget_ended_storages();
     runtime_->log_summary();
   }
 }
@@ -148,6 +150,19 @@ Offloader::~Offloader() {
 void Offloader::exclude(const at::Tensor& tensor) {
   if (const auto& runtime = this->runtime()) {
     runtime->exclusions().add(tensor);
+  }
+}
+
+void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters& how) {
+  const auto& runtime = this->runtime();
+  if (runtime == nullptr) {
+    return;
+  }
+  const std::shared_ptr<ManagedSet> set =
+      runtime->managed({how.device_bytes, how.prefetch_bytes.value_or(how.device_bytes / 2)});
+  for (const at::Tensor& tensor : tensors) {
+    ebb::manage(set, tensor);
+    set->fit();
   }
 }
 
@@ -164,7 +179,11 @@ std::uint64_t Offloader::evict(std::uint64_t bytes) {
 
 Stats Offloader::stats() const {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? Stats{} : runtime->residency().stats();
+  if (runtime == nullptr) {
+    return {};
+  }
+  forget_ended_storages();
+  return runtime->residency().stats();
 }
 
 std::string Offloader::summary() const {

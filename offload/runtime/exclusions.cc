@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/base/autograd_info.h"
+#include "offload/base/managed_key.h"
 
 namespace ebb {
 namespace {
@@ -37,6 +38,9 @@ std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   if (storage.nbytes() == 0) {
     return KeptReason::kEmpty;
+  }
+  if (is_managed(tensor)) {  // the bytes come and go by themselves
+    return is_parameter(tensor) ? KeptReason::kParameter : KeptReason::kExcluded;
   }
   if (storage.data() == nullptr) {  // a ZeroTensor has sizes and no memory
     return KeptReason::kUnmovable;

@@ -178,6 +178,16 @@ void Runtime::check_window(std::uint64_t bytes) const {
               "tensors by a policy or a NoOpGuard.");
 }
 
+std::shared_ptr<ManagedSet> Runtime::managed(const ManagedSet::Limits& limits) {
+  const MutexLock lock(managed_mutex_);
+  std::shared_ptr<ManagedSet> set = managed_.lock();
+  if (set == nullptr) {
+    set = std::make_shared<ManagedSet>(shared_residency(), limits);
+    managed_ = set;
+  }
+  return set;
+}
+
 // Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of
 // microseconds.
 void Runtime::warn_if_host_memory_is_short() {

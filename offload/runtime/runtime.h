@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/managed/managed_set.h"
 #include "offload/options.h"
 #include "offload/report/device_account.h"
 #include "offload/residency/residency.h"
@@ -48,6 +49,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void check_process() const { residency_.check_process(); }
   [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
   [[nodiscard]] Tier& tier() { return residency_.tier(); }
+
+  // The managed storages. `limits` are those of the first call as long as any of its storages lives.
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed(const ManagedSet::Limits& limits);
 
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
@@ -102,6 +106,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Residency residency_;
   const std::unique_ptr<Decider> decider_;
   Exclusions exclusions_;
+
+  // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
+  Mutex managed_mutex_;
+  std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(managed_mutex_);
 
   std::atomic<std::uint64_t> asked_system_{0};
   std::atomic<bool> warned_of_host_memory_{false};

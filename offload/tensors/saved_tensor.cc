@@ -9,13 +9,17 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/base/autograd_info.h"
+#include "offload/base/managed_key.h"
 #include "offload/tensors/remembered_tensor.h"
 
 namespace ebb {
 namespace {
 
-// Whether the node is that of a torch::autograd::Function.
-bool is_custom(const torch::autograd::Node& node) { return std::strstr(typeid(node).name(), "CppNode") != nullptr; }
+// Whether the node is that of a torch::autograd::Function, or of a Function of Python's.
+bool is_custom(const torch::autograd::Node& node) {
+  const char* const name = typeid(node).name();
+  return std::strstr(name, "CppNode") != nullptr || std::strstr(name, "PyNode") != nullptr;
+}
 
 // Whether the tensor is a view of a leaf that another node made than the node that saves it. Such a view is kept whole,
 // as LibTorch keeps it: after a write the view alone knows which node made what it now shows (VersionCheck). A view
@@ -36,7 +40,7 @@ at::Tensor held(const at::Tensor& tensor, const AutogradInfo& info, Handing hand
     return tensor;
   }
   const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, from) : tensor;
-  return lent.is_same(tensor) ? tensor.tensor_data() : lent;
+  return lent.is_same(tensor) ? shallow_copy(tensor) : lent;
 }
 
 // The base that a SavedVariable would hold, because it would hold the view; else null.
@@ -55,7 +59,8 @@ bool has_numbers(const at::Tensor& tensor) {
 }  // namespace
 
 SavedTensor::Memory SavedTensor::memory_of(const at::Tensor& tensor) {
-  return has_numbers(tensor) ? Memory{tensor.storage().data(), tensor.storage().nbytes()} : Memory{};
+  const bool stays = has_numbers(tensor) && !is_managed(tensor);  // the memory of managed bytes comes and goes
+  return stays ? Memory{tensor.storage().data(), tensor.storage().nbytes()} : Memory{};
 }
 
 SavedTensor::SavedTensor(const at::Tensor& saved) : SavedTensor(saved, AutogradInfo(saved)) {}
@@ -89,7 +94,7 @@ std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
   if (!has_its_memory()) {
     return nullptr;
   }
-  std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : tensor_.tensor_data()));
+  std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : shallow_copy(tensor_)));
   if (use_) {
     use_->storage()->check_process();
     copy->use_.emplace(use_->storage());

@@ -65,8 +65,11 @@ class Tier {
   // waits. Does not throw the error of the work before the ticket.
   void wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket) noexcept;
 
-  // Uninitialised device memory from the current stream's pool. Throws c10::OutOfMemoryError.
-  [[nodiscard]] virtual c10::DataPtr allocate(std::size_t bytes) = 0;
+  // Uninitialised device memory from the pool of `stream`, or of the current stream: freed memory is there for the next
+  // allocation of that pool at once, and the stream's work alone is ordered behind the free. Throws
+  // c10::OutOfMemoryError.
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes, c10::Stream stream) { return take_memory(bytes, stream); }
+  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) { return take_memory(bytes, current_stream()); }
 
   // A block of exactly `bytes`, or nothing when the tier's capacity is used up: a decision, not an error. Throws
   // std::system_error where the system fails otherwise, c10::Error in a forked child.
@@ -105,6 +108,7 @@ class Tier {
 
  protected:
   virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;
+  [[nodiscard]] virtual c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) = 0;
 };
 
 // Wraps every offloader's tier; null outside of tests (streams/checked sets it). To be set before the first offloader

@@ -88,29 +88,6 @@ class CheckedTier final : public Tier {
     return std::make_shared<CheckedTicket>(std::move(ticket), order().point(actor(stream)));
   }
 
-  // Memory goes back to the pool of the stream that was current when it was taken.
-  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override {
-    if (on_gpu()) {
-      c10::DataPtr data = tier_->allocate(bytes);
-      forget_former_memory(data.get(), bytes);
-      return data;
-    }
-    struct Memory {
-      HappensBefore::Actor actor;
-      std::size_t bytes;
-      c10::DataPtr data;
-    };
-    c10::DataPtr data = tier_->allocate(bytes);
-    void* const address = data.get();
-    const c10::Device device = data.device();
-    auto* const memory = new Memory{actor(tier_->current_stream()), bytes, std::move(data)};
-    const auto free = [](void* context) {
-      const std::unique_ptr<Memory> freed(static_cast<Memory*>(context));
-      order().access(freed->actor, HappensBefore::Kind::kFree, device_range(freed->data.get(), freed->bytes));
-    };
-    return {address, memory, free, device};
-  }
-
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return tier_->try_acquire(bytes); }
 
   Ticket copy_out(const Block& to, const void* from, const After& after) override {
@@ -147,6 +124,29 @@ class CheckedTier final : public Tier {
   }
 
  protected:
+  // Memory goes back to the pool that it came from.
+  [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override {
+    if (on_gpu()) {
+      c10::DataPtr data = tier_->allocate(bytes, stream);
+      forget_former_memory(data.get(), bytes);
+      return data;
+    }
+    struct Memory {
+      HappensBefore::Actor actor;
+      std::size_t bytes;
+      c10::DataPtr data;
+    };
+    c10::DataPtr data = tier_->allocate(bytes, stream);
+    void* const address = data.get();
+    const c10::Device device = data.device();
+    auto* const memory = new Memory{actor(stream), bytes, std::move(data)};
+    const auto free = [](void* context) {
+      const std::unique_ptr<Memory> freed(static_cast<Memory*>(context));
+      order().access(freed->actor, HappensBefore::Kind::kFree, device_range(freed->data.get(), freed->bytes));
+    };
+    return {address, memory, free, device};
+  }
+
   void make_wait(c10::Stream stream, const Ticket& ticket) override {
     tier_->wait(WaitPoint::kCaller, stream, inner(ticket));
     if (const CheckedTicket* const checked = as_checked(ticket)) {

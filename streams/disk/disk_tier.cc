@@ -76,7 +76,7 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   }
 }
 
-c10::DataPtr DiskTier::allocate(std::size_t bytes) {
+c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
   if (bytes < MmapAllocator::kLeastBytes) {  // a page more would be much for so few bytes, and a copy out of a bounce

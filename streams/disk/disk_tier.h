@@ -48,7 +48,6 @@ class DiskTier final : public Tier {
   // page, so that whole pages are read straight into the memory, and the last part of a page passes through a bounce
   // buffer; smaller reads pass through a bounce buffer where the file is direct. A block of the allocator that starts
   // on a page, as MmapAllocator's does, is handed out as it is.
-  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
@@ -66,6 +65,7 @@ class DiskTier final : public Tier {
   DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
            std::shared_ptr<Trace> trace);
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
+  [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override;
 
   const std::shared_ptr<Trace> trace_;
   const SpillFile* const file_;  // owned by the pool

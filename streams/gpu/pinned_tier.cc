@@ -86,8 +86,8 @@ void PinnedTier::flush() noexcept {
   in_lane_.flush();
 }
 
-c10::DataPtr PinnedTier::allocate(std::size_t bytes) {
-  const c10::cuda::CUDAGuard device(config_.device);
+c10::DataPtr PinnedTier::take_memory(std::size_t bytes, c10::Stream stream) {
+  const c10::cuda::CUDAStreamGuard guard(stream);  // and its device
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of device memory to copy back to");
   return c10::cuda::CUDACachingAllocator::get()->allocate(bytes);

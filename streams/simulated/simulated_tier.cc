@@ -72,13 +72,13 @@ void SimulatedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   ticket->synchronize();
 }
 
-c10::DataPtr SimulatedTier::allocate(std::size_t bytes) {
+c10::DataPtr SimulatedTier::take_memory(std::size_t bytes, c10::Stream of) {
   if (bytes == 0) {
     return {nullptr, device()};
   }
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "SimulatedTier::allocate of ", bytes,
                    " bytes: out of memory");
-  const c10::StreamId stream = SimulatedStreamGuard::current();
+  const c10::StreamId stream = of.id();
   void* const address = memory_->take(bytes, stream);
   std::weak_ptr<SimulatedQueues> queues;
   if (deferred_compute_) {

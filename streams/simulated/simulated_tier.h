@@ -39,9 +39,6 @@ class SimulatedTier final : public Tier {
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
-  // Gives poisoned memory, which outlives the tier if its DataPtr does.
-  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
-
   // The block is poisoned if it has no gates.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
@@ -65,6 +62,9 @@ class SimulatedTier final : public Tier {
 
  private:
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
+
+  // Gives poisoned memory, which outlives the tier if its DataPtr does.
+  [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override;
 
   Ticket copy(SimulatedQueueId::Kind lane, void* to, const void* from, std::size_t bytes, const After& after);
   bool next_copy_fails();

@@ -65,7 +65,6 @@ class BrokenTier final : public Tier {
   [[nodiscard]] c10::Device device() const override { return tier_->device(); }
   [[nodiscard]] c10::Stream current_stream() const override { return tier_->current_stream(); }
   [[nodiscard]] Ticket record(c10::Stream stream) override { return tier_->record(stream); }
-  [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override { return tier_->allocate(bytes); }
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return tier_->try_acquire(bytes); }
   Ticket copy_out(const Block& to, const void* from, const After& after) override {
     return tier_->copy_out(to, from, after);
@@ -86,6 +85,9 @@ class BrokenTier final : public Tier {
 
  protected:
   void make_wait(c10::Stream stream, const Ticket& ticket) override { tier_->wait(WaitPoint::kCaller, stream, ticket); }
+  [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override {
+    return tier_->allocate(bytes, stream);
+  }
 
  private:
   const std::shared_ptr<Tier> tier_;

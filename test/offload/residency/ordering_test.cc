@@ -1,4 +1,3 @@
-#include <cstdlib>
 #include <cstring>
 
 #include <catch2/catch.hpp>
@@ -13,26 +12,10 @@
 namespace ebb {
 namespace {
 
+using test::any_order;
 using test::OrderingWorld;
 
 constexpr std::size_t kBytes = OrderingWorld::kBytes;
-
-struct Order {
-  Schedule schedule;
-  std::uint64_t seed;
-};
-
-// As late and as early as allowed, and twenty random orders: others for each value of the environment variable
-// EBB_SEED.
-Order any_order() {
-  static const char* const set = std::getenv("EBB_SEED");
-  static const std::uint64_t first = set == nullptr ? 0 : 20 * std::strtoull(set, nullptr, 10);
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, 22)));
-  if (seed == 20) {
-    return {Schedule::kLate, 0};
-  }
-  return seed == 21 ? Order{Schedule::kEarly, 0} : Order{Schedule::kRandom, first + seed};
-}
 
 }  // namespace
 

@@ -1,9 +1,11 @@
 #include "test/offload/residency/ordering_world.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 
 #include <ATen/Functions.h>
+#include <catch2/catch.hpp>
 
 #include "policy/everything.h"
 
@@ -20,6 +22,16 @@ std::shared_ptr<Runtime> make_runtime(const std::shared_ptr<SimulatedTier>& tier
 }
 
 }  // namespace
+
+Order any_order() {
+  static const char* const set = std::getenv("EBB_SEED");
+  static const std::uint64_t first = set == nullptr ? 0 : 20 * std::strtoull(set, nullptr, 10);
+  const auto seed = static_cast<std::uint64_t>(GENERATE(range(0, 22)));
+  if (seed == 20) {
+    return {Schedule::kLate, 0};
+  }
+  return seed == 21 ? Order{Schedule::kEarly, 0} : Order{Schedule::kRandom, first + seed};
+}
 
 OrderingWorld::OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limits)
     : tier(std::make_shared<SimulatedTier>(schedule, seed, limits.capacity_bytes, /*deferred_compute=*/true)),

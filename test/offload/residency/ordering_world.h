@@ -14,6 +14,15 @@
 
 namespace ebb::test {
 
+struct Order {
+  Schedule schedule;
+  std::uint64_t seed;
+};
+
+// As late and as early as allowed, and twenty random orders: others for each value of the environment variable
+// EBB_SEED. The test case runs once with each.
+[[nodiscard]] Order any_order();
+
 // A simulated device whose kernels wait in queues as on a GPU, and an offloader's runtime over it. Tensors are kBytes
 // long; kernels fill them with one value and read that value back, so that any byte moved at the wrong time shows.
 class OrderingWorld {

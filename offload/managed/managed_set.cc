@@ -1,0 +1,164 @@
+#include "offload/managed/managed_set.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "offload/base/human_bytes.h"
+
+namespace ebb {
+
+ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
+    : residency_(std::move(residency)), limits_(limits), stash_(residency_->tier()) {}
+
+std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage) {
+  forget_the_dead();
+  std::optional<Block> home = residency_->tier().try_acquire(storage.nbytes());
+  TORCH_CHECK(home, "ebb: there is no room for the home of a managed storage of ", human_bytes(storage.nbytes()),
+              ": Options::capacity_bytes, or the machine's memory, is used up");
+  const MutexLock lock(mutex_);
+  std::uint32_t item = 0;
+  if (free_items_.empty()) {
+    item = static_cast<std::uint32_t>(storages_.size());
+    storages_.emplace_back();
+  } else {
+    item = free_items_.back();
+    free_items_.pop_back();
+  }
+  storages_[item] = std::make_shared<ManagedStorage>(residency_->tier(), on_device_, storage, *std::move(home), item);
+  return storages_[item];
+}
+
+void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
+  for (const Stored& storage : storages) {
+    note_use(*storage);
+    if (!storage->is_on_device()) {
+      make_room(storage->bytes(), /*needed_in=*/0);
+    }
+    bring_one(*storage, stream);
+  }
+  prefetch_expected();
+}
+
+void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
+  try {
+    storage.bring(stream);
+    return;
+  } catch (const c10::OutOfMemoryError&) {
+    send_home();
+    stash_.drain();
+    residency_->evict(storage.bytes());
+  }
+  storage.bring(stream);
+}
+
+void ManagedSet::note_use(const ManagedStorage& storage) {
+  const MutexLock lock(mutex_);
+  history_.use(storage.item());
+}
+
+// Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. Returns whether
+// they do.
+bool ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in) {
+  stash_.sweep();
+  while (on_device_.now_bytes() + bytes > limits_.device_bytes) {
+    const std::uint64_t held = on_device_.now_bytes();
+    const std::uint64_t wanted = held - std::min(held, stash_.gauge().now_bytes()) + bytes;
+    if (wanted <= limits_.device_bytes) {  // but for copies home that are under way
+      if (needed_in > 0) {
+        return false;  // a prefetch waits for nothing
+      }
+      stash_.shrink_to(limits_.device_bytes - wanted);
+      continue;
+    }
+    const Stored last = last_expected(needed_in);
+    if (last == nullptr) {
+      return false;
+    }
+    if (!last->leave(stash_, limits_.device_bytes) && last->is_on_device()) {
+      if (last->is_alive()) {
+        return false;
+      }
+      forget_the_dead();
+    }
+  }
+  return true;
+}
+
+// Of the storages on the device that are not in use, the one that is expected last, if that is later than in
+// `needed_in` uses.
+ManagedSet::Stored ManagedSet::last_expected(std::uint64_t needed_in) {
+  const MutexLock lock(mutex_);
+  Stored last;
+  std::uint64_t latest = needed_in;
+  for (const Stored& each : storages_) {
+    if (each == nullptr || !each->is_on_device() || each->is_in_use()) {
+      continue;
+    }
+    const std::uint64_t next = history_.next_use(each->item());
+    if (next > latest) {
+      latest = next;
+      last = each;
+    }
+  }
+  return last;
+}
+
+void ManagedSet::prefetch_expected() {
+  struct Wanted {
+    Stored storage;
+    std::uint64_t in;
+  };
+  std::vector<Wanted> wanted;
+  {
+    const MutexLock lock(mutex_);
+    std::uint64_t ahead = 0;
+    history_.expect([&](UseHistory::Item item) EBB_REQUIRES(mutex_) {
+      const Stored& storage = storages_[item];
+      if (storage == nullptr) {
+        return true;
+      }
+      ahead += storage->bytes();
+      if (ahead > limits_.prefetch_bytes) {
+        return false;
+      }
+      if (!storage->is_on_device()) {
+        wanted.push_back({storage, history_.next_use(item)});
+      }
+      return true;
+    });
+  }
+  for (const Wanted& each : wanted) {
+    if (!make_room(each.storage->bytes(), each.in) || !each.storage->prefetch()) {
+      return;
+    }
+  }
+}
+
+void ManagedSet::send_home() {
+  std::vector<Stored> all;
+  {
+    const MutexLock lock(mutex_);
+    all = storages_;
+  }
+  for (const Stored& each : all) {
+    if (each != nullptr) {
+      each->leave(stash_, limits_.device_bytes);
+    }
+  }
+}
+
+void ManagedSet::forget_the_dead() {
+  std::vector<Stored> dead;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  for (Stored& each : storages_) {
+    if (each != nullptr && !each->is_alive()) {
+      free_items_.push_back(each->item());
+      dead.push_back(std::exchange(each, nullptr));
+    }
+  }
+}
+
+}  // namespace ebb

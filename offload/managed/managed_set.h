@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "offload/managed/managed_storage.h"
+#include "offload/managed/use_history.h"
+#include "offload/report/gauge.h"
+#include "offload/residency/residency.h"
+#include "offload/residency/stash.h"
+#include "streams/base/mutex.h"
+
+namespace ebb {
+
+// The managed storages of one offloader: which of them are on the device, within a bound in bytes. The order in which
+// the program uses them is learned (UseHistory). What is expected next is prefetched, and what is expected last leaves
+// first, which is what Belady's rule asks for.
+//
+// Note [The bound of managed storages]
+// `device_bytes` bounds the bytes on the device, of prefetches and of copies out that are under way too. One operation
+// needs all of its storages at once, and gets them, whatever the bound is.
+//
+// Threads: every member may be called from any thread.
+class ManagedSet {
+ public:
+  struct Limits {
+    std::uint64_t device_bytes = 0;
+    std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
+  };
+
+  ManagedSet(std::shared_ptr<Residency> residency, Limits limits);
+  ManagedSet(const ManagedSet&) = delete;
+  ManagedSet& operator=(const ManagedSet&) = delete;
+
+  [[nodiscard]] Residency& residency() { return *residency_; }
+
+  // Takes over a storage that has its bytes, and gives it a home. Throws c10::Error where the tier has no room.
+  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage);
+
+  // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
+  // prefetches what is expected next. The caller has called begin_use() of each. Throws as ManagedStorage::bring.
+  void bring(std::span<const std::shared_ptr<ManagedStorage>> storages, c10::Stream stream);
+
+  // Sends home what is over the bound.
+  void fit() { make_room(0, /*needed_in=*/0); }
+
+  // Sends home all that is not in use.
+  void send_home();
+
+  // Lets go of the homes of storages that the program has let go of.
+  void forget_the_dead();
+
+  [[nodiscard]] const Gauge& on_device() const { return on_device_; }
+
+ private:
+  using Stored = std::shared_ptr<ManagedStorage>;
+
+  void note_use(const ManagedStorage& storage);
+  bool make_room(std::uint64_t bytes, std::uint64_t needed_in);
+  [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
+  void bring_one(ManagedStorage& storage, c10::Stream stream);
+  void prefetch_expected();
+
+  const std::shared_ptr<Residency> residency_;
+  const Limits limits_;
+  Gauge on_device_;  // with what the stash has
+
+  Mutex mutex_;
+  UseHistory history_ EBB_GUARDED_BY(mutex_);
+  std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
+  std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
+
+  Stash stash_;  // destroyed first: its memory is the storages'
+};
+
+}  // namespace ebb

@@ -1,0 +1,207 @@
+#include "offload/managed/managed_storage.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+#include "offload/base/log.h"
+
+namespace ebb {
+
+ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage& storage, Block home,
+                               std::uint32_t item)
+    : tier_(tier),
+      on_device_(on_device),
+      storage_(storage.getWeakStorageImpl()),
+      bytes_(storage.nbytes()),
+      item_(item),
+      owner_(tier.current_stream()),
+      home_(std::move(home)),
+      data_(storage.data()),
+      lease_(on_device.hold(bytes_)) {}
+
+ManagedStorage::~ManagedStorage() {
+  const MutexLock lock(mutex_);
+  const c10::DataPtr memory = drop_arriving_locked();
+}
+
+void ManagedStorage::begin_use() {
+  const MutexLock lock(mutex_);
+  ++uses_;
+  in_use_now_ = true;
+}
+
+void ManagedStorage::end_use(bool written) noexcept {
+  const MutexLock lock(mutex_);
+  --uses_;
+  in_use_now_ = uses_ > 0;
+  if (!written || state_ != State::kInstalled) {
+    return;
+  }
+  is_written_ = true;
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  if (storage && !is_as_installed_locked(*storage)) {
+    state_ = State::kReleased;
+    on_device_now_ = false;
+    lease_ = {};
+  }
+}
+
+bool ManagedStorage::bring(c10::Stream stream) {
+  const MutexLock lock(mutex_);
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
+  if (state_ == State::kReleased) {
+    return false;
+  }
+  if (state_ != State::kInstalled && storage->data() != nullptr) {  // resized, or given other memory, while away
+    const c10::DataPtr unwanted = drop_arriving_locked();
+    state_ = State::kReleased;
+    return false;
+  }
+  const bool is_fetch = state_ == State::kHome;
+  if (is_fetch) {
+    start_copy_in_locked();
+  }
+  if (state_ == State::kArriving) {
+    try {
+      tier_.wait(WaitPoint::kUseAfterIn, owner_, arrived_);
+    } catch (...) {
+      const c10::DataPtr unwanted = drop_arriving_locked();
+      throw;
+    }
+    install_locked(*storage);
+  }
+  if (stream != owner_) {
+    tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
+    add_user_locked(stream);
+  }
+  tier_.used(stream, data_, bytes_);
+  return is_fetch;
+}
+
+bool ManagedStorage::prefetch() noexcept {
+  try {
+    const MutexLock lock(mutex_);
+    if (state_ != State::kHome || storage_.expired()) {
+      return false;
+    }
+    start_copy_in_locked();
+    return true;
+  } catch (...) {  // whoever uses the bytes fetches them
+    return false;
+  }
+}
+
+bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexcept {
+  c10::DataPtr memory;  // destroyed after the lock is released
+  c10::Storage written;
+  Ticket left;
+  std::shared_ptr<Gauge::Lease> lease;
+  try {
+    const MutexLock lock(mutex_);
+    if (uses_ > 0) {
+      return false;
+    }
+    if (state_ == State::kArriving) {
+      memory = drop_arriving_locked();
+      return true;
+    }
+    const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+    if (state_ != State::kInstalled || !storage || !is_as_installed_locked(*storage)) {
+      return false;
+    }
+    // Whatever may fail comes before the bytes leave.
+    lease = std::make_shared<Gauge::Lease>();
+    auto holder = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes_, c10::DataPtr(),
+                                                        /*allocator=*/nullptr, /*resizable=*/false);
+    wait_for_users_locked();
+    const bool is_written = is_written_;
+    if (is_written) {
+      start_copy_out_locked();
+    }
+    memory = storage->set_data_ptr(c10::DataPtr(nullptr, tier_.device()));
+    state_ = State::kHome;
+    on_device_now_ = false;
+    *lease = std::exchange(lease_, {});
+    if (!is_written) {
+      return true;
+    }
+    holder->set_data_ptr_noswap(std::move(memory));
+    written = c10::Storage(std::move(holder));
+    left = left_;
+  } catch (...) {
+    log_warning("a managed storage could not leave the device");
+    return false;
+  }
+  if (in_force(WaitPoint::kSourceInStash)) {
+    stash.hold(std::move(written), std::move(lease), std::move(left), owner_, stash_limit_bytes);
+  }
+  return true;
+}
+
+void ManagedStorage::start_copy_in_locked() {
+  Gauge::Lease lease = on_device_.hold(bytes_);
+  c10::DataPtr memory = tier_.allocate(bytes_, owner_);
+  // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
+  // the home (R2).
+  After after(WaitPoint::kInAfterMemory, owner_);
+  after.add(WaitPoint::kInAfterOut, left_);
+  arrived_ = tier_.copy_in(memory.get(), home_, after);
+  home_.gate(WaitPoint::kInGatesBlock, arrived_);
+  memory_ = std::move(memory);
+  lease_ = std::move(lease);
+  state_ = State::kArriving;
+  on_device_now_ = true;
+}
+
+void ManagedStorage::install_locked(c10::StorageImpl& storage) {
+  data_ = memory_.get();
+  storage.set_data_ptr_noswap(std::exchange(memory_, {}));
+  users_.clear();
+  is_written_ = false;
+  state_ = State::kInstalled;
+}
+
+// kArriving -> kHome; nothing in any other state. The result is to be destroyed after the mutex is released.
+c10::DataPtr ManagedStorage::drop_arriving_locked() noexcept {
+  if (state_ != State::kArriving) {
+    return {};
+  }
+  tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, arrived_);
+  state_ = State::kHome;
+  on_device_now_ = false;
+  lease_ = {};
+  return std::exchange(memory_, {});
+}
+
+void ManagedStorage::add_user_locked(c10::Stream stream) {
+  if (std::ranges::find(users_, stream) == users_.end()) {
+    users_.push_back(stream);
+  }
+}
+
+// Has the stream that the memory goes back to wait for the other streams' uses.
+void ManagedStorage::wait_for_users_locked() {
+  for (const c10::Stream user : users_) {
+    tier_.wait(WaitPoint::kFreeAfterUsers, owner_, tier_.record(user));
+  }
+  users_.clear();
+}
+
+void ManagedStorage::start_copy_out_locked() {
+  tier_.made(owner_, data_, bytes_);
+  After after(WaitPoint::kOutAfterCompute, owner_);
+  after.add(WaitPoint::kOutAfterBlockUsers, home_.gates());
+  left_ = tier_.copy_out(home_, data_, after);
+  home_.gate(WaitPoint::kOutGatesBlock, left_);
+  is_written_ = false;
+}
+
+bool ManagedStorage::is_as_installed_locked(const c10::StorageImpl& storage) const {
+  return storage.data() == data_ && storage.nbytes() == bytes_;
+}
+
+}  // namespace ebb

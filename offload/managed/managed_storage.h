@@ -1,0 +1,111 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "offload/report/gauge.h"
+#include "offload/residency/stash.h"
+#include "streams/base/block.h"
+#include "streams/base/mutex.h"
+#include "streams/base/ticket.h"
+#include "streams/base/tier.h"
+
+namespace ebb {
+
+// A storage of the program's whose bytes live in a block of a tier, their home, and are on the device around their uses
+// only. The program's StorageImpl stays the same, so views, tied weights and everything else that shares the storage
+// see each write: while the bytes are away, the StorageImpl has its size and no memory.
+//
+// kHome       The home alone has the bytes, or gets them by a copy out that is under way.
+// kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet, so that the program's end
+// of
+//             the storage cannot free what a copy still writes to.
+// kInstalled  The StorageImpl has the memory.
+// kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
+//
+// Ordering: as for saved storages (R1 to R5 in docs/design.md). The memory is always from the pool of one stream, the
+// owner, whose memory the program takes it for and may free at any time. ebb frees the memory behind all streams that
+// have used the bytes.
+//
+// Threads: every member may be called from any thread.
+class ManagedStorage {
+ public:
+  // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `tier` and `on_device`
+  // must outlive this object.
+  ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage& storage, Block home, std::uint32_t item);
+  ~ManagedStorage();
+  ManagedStorage(const ManagedStorage&) = delete;
+  ManagedStorage& operator=(const ManagedStorage&) = delete;
+
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
+
+  // Whether the device has the bytes, or is about to. Only a hint: another thread may change that.
+  [[nodiscard]] bool is_on_device() const { return on_device_now_; }
+
+  [[nodiscard]] bool is_in_use() const { return in_use_now_; }  // only a hint, too
+
+  // Whether the program still has the storage.
+  [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
+
+  // Until the matching end_use(), the bytes do not leave.
+  void begin_use();
+
+  // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Returns
+  // whether they had to be copied in, and nobody had begun to. Throws c10::OutOfMemoryError, or the error that a copy
+  // failed with; then the bytes are as they were.
+  bool bring(c10::Stream stream);
+
+  // `written`: whether the use may have written to the bytes.
+  void end_use(bool written) noexcept;
+
+  // Starts the copy in before anybody asks. Returns false where there is nothing to
+  // do or the copy cannot be started.
+  bool prefetch() noexcept;
+
+  // Lets go of the device's memory. Bytes that have been written to are copied home first; until then `stash` has the
+  // memory. Returns false where the bytes are in use, not on the device, or cannot leave.
+  bool leave(Stash& stash, std::uint64_t stash_limit_bytes) noexcept;
+
+ private:
+  enum class State : std::uint8_t { kHome, kArriving, kInstalled, kReleased };
+
+  void start_copy_in_locked() EBB_REQUIRES(mutex_);
+  void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
+  void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
+  void wait_for_users_locked() EBB_REQUIRES(mutex_);
+  void start_copy_out_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] c10::DataPtr drop_arriving_locked() noexcept EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool is_as_installed_locked(const c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
+
+  Tier& tier_;
+  Gauge& on_device_;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+  const std::size_t bytes_;
+  const std::uint32_t item_;
+  const c10::Stream owner_;
+  std::atomic<bool> on_device_now_{true};
+  std::atomic<bool> in_use_now_{false};
+
+  Mutex mutex_;
+  State state_ EBB_GUARDED_BY(mutex_) = State::kInstalled;
+  int uses_ EBB_GUARDED_BY(mutex_) = 0;
+  bool is_written_ EBB_GUARDED_BY(mutex_) = true;  // the home does not have these bytes
+  Block home_ EBB_GUARDED_BY(mutex_);
+  Ticket left_ EBB_GUARDED_BY(mutex_);                     // the last copy out
+  Ticket arrived_ EBB_GUARDED_BY(mutex_);                  // the last copy in
+  std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);  // other streams that have used the memory
+  const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled
+  Gauge::Lease lease_ EBB_GUARDED_BY(mutex_);              // kArriving, kInstalled; ends before memory_ does
+  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);             // kArriving
+};
+
+}  // namespace ebb

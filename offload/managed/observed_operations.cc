@@ -1,0 +1,199 @@
+#include "offload/managed/observed_operations.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include "offload/base/managed_key.h"
+#include "streams/base/mutex.h"
+
+namespace ebb {
+namespace {
+
+// TensorImpl's key set is protected: a pointer to the member can be named in a derived class only.
+struct KeySetOf : c10::TensorImpl {
+  static constexpr auto member() { return &KeySetOf::key_set_; }
+};
+
+c10::DispatchKeySet& key_set(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->*KeySetOf::member(); }
+
+// Which set manages a storage. A storage is known by identity: the weak reference keeps the StorageImpl's own address
+// from being used again.
+class Registry {
+ public:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::weak_ptr<ManagedStorage> managed;
+    std::shared_ptr<ManagedSet> set;
+  };
+  struct Found {
+    std::shared_ptr<ManagedStorage> managed;
+    ManagedSet* set = nullptr;  // lives as long as `managed`'s storage
+  };
+
+  static Registry& all() {
+    static auto* const registry = new Registry;  // operations run until the process has ended
+    return *registry;
+  }
+
+  [[nodiscard]] Found find(const c10::StorageImpl* storage) {
+    const SharedLock lock(mutex_);
+    const auto known = entries_.find(storage);
+    return known == entries_.end() ? Found{} : Found{known->second.managed.lock(), known->second.set.get()};
+  }
+
+  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set) {
+    std::vector<Entry> dead;  // destroyed after the lock is released: the last reference to a set may be among them
+    const MutexLock lock(mutex_);
+    forget_the_dead(dead);
+    if (const auto known = entries_.find(storage.unsafeGetStorageImpl()); known != entries_.end()) {
+      TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
+      return;
+    }
+    entries_.emplace(storage.unsafeGetStorageImpl(), Entry{storage.getWeakStorageImpl(), set->add(storage), set});
+  }
+
+  void forget_the_dead() {
+    std::vector<Entry> dead;  // destroyed after the lock is released: the last reference to a set may be among them
+    const MutexLock lock(mutex_);
+    forget_the_dead(dead);
+  }
+
+ private:
+  void forget_the_dead(std::vector<Entry>& dead) EBB_REQUIRES(mutex_) {
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      if (at->second.storage.expired()) {
+        at->second.set->forget_the_dead();
+        dead.push_back(std::move(at->second));
+        at = entries_.erase(at);
+      } else {
+        ++at;
+      }
+    }
+  }
+
+  SharedMutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
+};
+
+// The managed storages among an operation's arguments, in use as long as this lives.
+class Uses {
+ public:
+  Uses() = default;
+  Uses(const Uses&) = delete;
+  Uses& operator=(const Uses&) = delete;
+  ~Uses() {
+    for (std::size_t i = 0; i < storages_.size(); ++i) {
+      storages_[i]->end_use(written_[i]);
+    }
+  }
+
+  void add(const at::Tensor& tensor, bool written) {
+    if (!tensor.defined() || !is_managed(tensor) || !tensor.has_storage()) {
+      return;
+    }
+    const Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+    if (found.managed == nullptr) {
+      return;
+    }
+    const auto known = std::ranges::find(storages_, found.managed);
+    if (known != storages_.end()) {
+      bool& known_written = written_[static_cast<std::size_t>(known - storages_.begin())];
+      known_written = known_written || written;
+      return;
+    }
+    storages_.push_back(found.managed);
+    written_.push_back(written);
+    sets_.push_back(found.set);
+    found.managed->begin_use();
+  }
+
+  void add(const c10::IValue& value, bool written) {
+    if (value.isTensor()) {
+      add(value.toTensor(), written);
+    } else if (value.isList()) {
+      for (const c10::IValue& each : value.toListRef()) {
+        add(each, written);
+      }
+    }
+  }
+
+  void bring() {
+    for (std::size_t begin = 0; begin < storages_.size();) {
+      std::size_t end = begin + 1;
+      while (end < storages_.size() && sets_[end] == sets_[begin]) {
+        ++end;
+      }
+      ManagedSet& set = *sets_[begin];
+      set.bring({storages_.data() + begin, end - begin}, set.residency().tier().current_stream());
+      begin = end;
+    }
+  }
+
+ private:
+  c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
+  c10::SmallVector<bool, 4> written_;
+  c10::SmallVector<ManagedSet*, 4> sets_;
+};
+
+// Whether the operation makes views of its arguments and touches no bytes.
+bool only_makes_views(const c10::FunctionSchema& schema) {
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
+}
+
+void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = operation.schema();
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kManagedKey);
+  if (only_makes_views(schema)) {
+    operation.redispatchBoxed(below, stack);
+    return;
+  }
+  Uses uses;
+  const std::vector<c10::Argument>& arguments = schema.arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    uses.add(values[i], alias != nullptr && alias->isWrite());
+  }
+  uses.bring();
+  operation.redispatchBoxed(below, stack);
+}
+
+}  // namespace
+
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  const c10::Device device = set->residency().tier().device();
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
+    throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
+  }
+  if (tensor.storage().nbytes() == 0) {
+    return;
+  }
+  Registry::all().add(tensor.storage(), set);
+  key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
+}
+
+void forget_ended_storages() { Registry::all().forget_the_dead(); }
+
+}  // namespace ebb
+
+// The library has one fallback for all operations.
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&ebb::observe>());
+}

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/managed/managed_set.h"
+
+namespace ebb {
+
+// Note [How operations are observed]
+// A managed tensor has one more dispatch key, TESTING_ONLY_GenericMode, which no backend uses. The dispatcher then
+// calls our boxed fallback for every operation that takes the tensor, in forward, in backward and outside of both, on
+// any thread: the fallback brings the bytes of all managed storages among the arguments, and goes on to the operation's
+// own kernels. Views inherit the key, and so do shallow copies, as those that autograd saves. Tensors without the key
+// cost nothing, and neither does a thread. Operations inside of a composite operation are observed as well, because the
+// key is not excluded for them.
+//
+// What reads memory without an operation (data_ptr(), torch::save) finds no memory while the bytes are away: LibTorch
+// throws "its data is not allocated yet".
+
+// Has the set manage the tensor's storage, with a home of its own, and operations on the tensor and on its future views
+// be observed. Other tensors of the same storage, such as tied weights, need the call, too, and get the same home. The
+// bytes stay where they are until the set sends them home. Throws std::invalid_argument for a tensor that has no dense
+// storage of its own on the set's device, c10::Error where the tier has no room, or where another set manages the
+// storage.
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
+
+// Lets go of the homes of storages that the program has let go of. Otherwise that happens when the next tensors are
+// managed.
+void forget_ended_storages();
+
+}  // namespace ebb

@@ -1,0 +1,166 @@
+// Which work waits for which, where the bytes of a managed storage go home and come back. Kernels wait in queues, so
+// that bytes moved too early, or memory freed too early, are seen.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "offload/managed/managed_set.h"
+#include "test/offload/residency/ordering_world.h"
+
+namespace ebb {
+namespace {
+
+using test::any_order;
+using test::Order;
+using test::OrderingWorld;
+
+// Storages under a bound, and the uses that operations would make of them.
+class ManagedWorld : public OrderingWorld {
+ public:
+  ManagedWorld(Order order, ManagedSet::Limits limits)
+      : OrderingWorld(order.schedule, order.seed, {}),
+        set_(std::make_shared<ManagedSet>(runtime->shared_residency(), limits)) {}
+
+  // A storage that a kernel on the current stream is to fill.
+  std::size_t add(float value) {
+    tensors_.push_back(make(value));
+    managed_.push_back(set_->add(tensors_.back().storage()));
+    set_->fit();
+    return managed_.size() - 1;
+  }
+
+  void read(std::size_t which) {
+    const std::array storages{managed_[which]};
+    managed_[which]->begin_use();
+    set_->bring(storages, tier->current_stream());
+    OrderingWorld::read(tensors_[which].storage());
+    managed_[which]->end_use(/*written=*/false);
+  }
+
+  void write(std::size_t which, float value) {
+    const std::array storages{managed_[which]};
+    managed_[which]->begin_use();
+    set_->bring(storages, tier->current_stream());
+    auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
+    tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
+    managed_[which]->end_use(/*written=*/true);
+  }
+
+  void send_home() { set_->send_home(); }
+  void end(std::size_t which) {
+    tensors_[which].reset();
+    managed_[which].reset();
+    set_->forget_the_dead();
+  }
+  [[nodiscard]] bool is_on_device(std::size_t which) const { return managed_[which]->is_on_device(); }
+  [[nodiscard]] std::uint64_t on_device_bytes() const { return set_->on_device().now_bytes(); }
+
+ private:
+  const std::shared_ptr<ManagedSet> set_;
+  std::vector<at::Tensor> tensors_;
+  std::vector<std::shared_ptr<ManagedStorage>> managed_;
+};
+
+constexpr std::uint64_t kBytes = OrderingWorld::kBytes;
+
+TEST_CASE("a managed storage goes home behind the kernel that fills it, and comes back", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  CHECK(world.on_device_bytes() == 0);
+  const at::Tensor next = world.make(9);  // in the memory that has been let go of
+  world.read(it);
+  world.OrderingWorld::read(next.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 9});
+}
+
+TEST_CASE("what is written to a managed storage goes home, too", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  world.write(it, 8);
+  world.send_home();
+  world.read(it);
+  world.send_home();
+  world.write(it, 9);
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{8, 9});
+}
+
+TEST_CASE("a managed storage's memory is let go of behind all streams that have used it", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  world.read(it);
+  {
+    const SimulatedStreamGuard other(1);
+    world.read(it);
+  }
+  world.send_home();
+  const at::Tensor next = world.make(9);  // on stream 0, which knows nothing of the kernel on stream 1
+  world.OrderingWorld::read(next.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 7, 9});
+}
+
+TEST_CASE("each stream waits for the copy in of a managed storage", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  world.run();
+  {
+    const SimulatedStreamGuard other(1);
+    world.read(it);
+  }
+  world.read(it);
+  world.send_home();
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 7});
+}
+
+TEST_CASE("the order of uses is learned, and what comes next is prefetched within the bound", "[managed]") {
+  ManagedWorld world(any_order(), {3 * kBytes, kBytes});
+  for (int i = 0; i < 6; ++i) {
+    world.add(static_cast<float>(i));
+  }
+  std::vector<float> expected;
+  for (int round = 0; round < 4; ++round) {
+    for (std::size_t i = 0; i < 6; ++i) {
+      world.read(i);
+      expected.push_back(static_cast<float>(i));
+      CHECK(world.on_device_bytes() <= 3 * kBytes);
+      if (round > 1) {  // nothing is on its way home any more, for which a prefetch would not wait
+        CHECK(world.is_on_device((i + 1) % 6));
+      }
+    }
+  }
+  world.run();
+  CHECK(world.seen() == expected);
+}
+
+TEST_CASE("a prefetched storage that the program lets go of frees no memory that the copy writes to",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {2 * kBytes, kBytes});
+  for (int i = 0; i < 3; ++i) {
+    world.add(static_cast<float>(i));
+  }
+  for (const std::size_t i : {0, 1, 2, 0}) {
+    world.read(i);
+  }
+  REQUIRE(world.is_on_device(1));
+  world.end(1);
+  const at::Tensor next = world.make(9);
+  world.OrderingWorld::read(next.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{0, 1, 2, 0, 9});
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,182 @@
+// Parameters whose bytes are on the device around their uses only, beside the same parameters that stay.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "offload/base/managed_key.h"
+#include "offload/guard.h"
+#include "offload/parameters.h"
+#include "policy/recompute.h"
+#include "test/offload/rig.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::int64_t kWidth = 32;
+constexpr std::uint64_t kBytes = kWidth * kWidth * sizeof(float);
+
+Parameters within(std::uint64_t device_bytes) {
+  Parameters how;
+  how.device_bytes = device_bytes;
+  return how;
+}
+
+std::vector<at::Tensor> make_weights(std::size_t count) {
+  at::manual_seed(1);
+  std::vector<at::Tensor> weights;
+  for (std::size_t i = 0; i < count; ++i) {
+    weights.push_back((at::randn({kWidth, kWidth}) * 0.2).requires_grad_());
+  }
+  return weights;
+}
+
+// The first weight is used by the last layer, too.
+at::Tensor loss_of(const std::vector<at::Tensor>& weights, const at::Tensor& input) {
+  at::Tensor hidden = input;
+  for (const at::Tensor& weight : weights) {
+    hidden = at::silu(at::matmul(hidden, weight.t()));
+  }
+  return at::matmul(hidden, weights.front()).square().mean();
+}
+
+void update(const std::vector<at::Tensor>& weights) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& weight : weights) {
+    weight.sub_(weight.grad() * 0.1);
+    weight.mutable_grad().reset();
+  }
+}
+
+// Losses of some steps, then the weights.
+std::vector<at::Tensor> train(const std::vector<at::Tensor>& weights, Offloader* offloader) {
+  std::vector<at::Tensor> seen;
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor input = at::arange(4 * kWidth, at::kFloat).view({4, kWidth}).sin() + step;
+    at::Tensor loss;
+    {
+      const auto guard = offloader == nullptr ? nullptr : std::make_unique<OffloadGuard>(*offloader);
+      loss = loss_of(weights, input);
+    }
+    torch::autograd::backward({loss});
+    update(weights);
+    seen.push_back(loss.detach());
+  }
+  for (const at::Tensor& weight : weights) {
+    seen.push_back(weight.detach().clone());
+  }
+  return seen;
+}
+
+void check_equal(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& found) {
+  REQUIRE(expected.size() == found.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    INFO(i);
+    CHECK(at::equal(expected[i], found[i]));
+  }
+}
+
+TEST_CASE("managed parameters train to the same bits, with few of them on the device", "[managed]") {
+  const std::vector<at::Tensor> expected = train(make_weights(8), nullptr);
+  const std::uint64_t bound = GENERATE(0U, 3 * kBytes, 100 * kBytes);
+  for (const Setting& setting : some_settings()) {
+    INFO(setting.name << ", bound " << bound);
+    Rig rig(setting);
+    std::vector<at::Tensor> weights = make_weights(8);
+    rig.offloader().manage(weights, within(bound));
+    check_equal(expected, train(weights, nullptr));
+    weights.clear();
+  }
+}
+
+TEST_CASE("managed parameters train to the same bits beside saves that move", "[managed]") {
+  const std::vector<at::Tensor> expected = train(make_weights(8), nullptr);
+  for (const Setting& setting : some_settings()) {
+    INFO(setting.name);
+    Rig rig(setting);
+    std::vector<at::Tensor> weights = make_weights(8);
+    rig.offloader().manage(weights, within(2 * kBytes));
+    check_equal(expected, train(weights, &rig.offloader()));
+    CHECK(rig.stats().offloaded.tensors > 0);
+    weights.clear();
+  }
+}
+
+TEST_CASE("managed parameters are inputs of recipes", "[managed]") {
+  const std::vector<at::Tensor> expected = train(make_weights(8), nullptr);
+  Setting setting = late_without_stash();
+  setting.options.policy = recompute();
+  Rig rig(setting);
+  std::vector<at::Tensor> weights = make_weights(8);
+  rig.offloader().manage(weights, within(2 * kBytes));
+  check_equal(expected, train(weights, &rig.offloader()));
+  CHECK(rig.stats().recomputed.tensors > 0);
+  weights.clear();
+}
+
+TEST_CASE("a managed parameter has no memory while its bytes are at home", "[managed]") {
+  Rig rig(disk());
+  {
+    const std::vector<at::Tensor> weights = make_weights(2);
+    const at::Tensor before = weights[0].detach().clone();
+    rig.offloader().manage(weights, within(0));
+    CHECK(is_managed(weights[0]));
+    CHECK(is_managed(weights[0].t()));
+    CHECK_FALSE(is_managed(before));
+    CHECK(weights[0].storage().data() == nullptr);
+    CHECK(weights[0].storage().nbytes() == kBytes);
+    CHECK_THROWS_WITH(weights[0].data_ptr<float>(), Catch::Contains("not allocated"));
+    CHECK(at::equal(weights[0], before));
+    CHECK(at::equal(weights[0].select(0, 3), before.select(0, 3)));
+    {
+      const at::NoGradGuard no_grad;
+      weights[0].select(0, 1).fill_(7);  // through a view
+    }
+    CHECK(weights[1].sum().item<float>() == weights[1].sum().item<float>());  // and the first goes home meanwhile
+    CHECK(weights[0].storage().data() == nullptr);
+    CHECK(at::equal(weights[0].select(0, 1), at::full({kWidth}, 7)));
+  }
+}
+
+TEST_CASE("tensors of one storage are managed together", "[managed]") {
+  Rig rig(disk());
+  {
+    const at::Tensor base = at::arange(64, at::kFloat);
+    const at::Tensor half = base.narrow(0, 32, 32);
+    rig.offloader().manage(std::vector<at::Tensor>{base, half}, within(0));
+    base.add_(1);
+    half.mul_(2);
+    CHECK(at::equal(base, at::cat({at::arange(1, 33, at::kFloat), at::arange(33, 65, at::kFloat) * 2})));
+  }
+}
+
+TEST_CASE("a managed storage that is resized is the program's again", "[managed]") {
+  Rig rig(disk());
+  const at::Tensor tensor = at::ones({64});
+  rig.offloader().manage(std::vector<at::Tensor>{tensor}, within(0));
+  tensor.resize_({1024});
+  CHECK(at::equal(tensor.narrow(0, 0, 64), at::ones({64})));
+  tensor.fill_(2);
+  CHECK(at::equal(tensor, at::full({1024}, 2.0)));
+}
+
+TEST_CASE("what cannot be managed is refused", "[managed]") {
+  Rig rig(disk());
+  Rig other(disk());
+  const at::Tensor tensor = at::ones({64});
+  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to_sparse()}, {}), Catch::Contains("dense"));
+  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to(at::kMeta)}, {}),
+                    Catch::Contains("can be managed"));
+  rig.offloader().manage(std::vector<at::Tensor>{tensor}, {});
+  CHECK_THROWS_WITH(other.offloader().manage(std::vector<at::Tensor>{tensor}, {}), Catch::Contains("another"));
+  CHECK(at::equal(tensor, at::ones({64})));
+}
+
+}  // namespace
+}  // namespace ebb
