@@ -44,11 +44,6 @@ class DiskTier final : public Tier {
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
 
-  // Memory of c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a
-  // page, so that whole pages are read straight into the memory, and the last part of a page passes through a bounce
-  // buffer; smaller reads pass through a bounce buffer where the file is direct. A block of the allocator that starts
-  // on a page, as MmapAllocator's does, is handed out as it is.
-
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
@@ -65,6 +60,11 @@ class DiskTier final : public Tier {
   DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
            std::shared_ptr<Trace> trace);
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
+
+  // Memory of c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a
+  // page, so that whole pages are read straight into the memory, and the last part of a page passes through a bounce
+  // buffer; smaller reads pass through a bounce buffer where the file is direct. A block of the allocator that starts
+  // on a page, as MmapAllocator's does, is handed out as it is.
   [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override;
 
   const std::shared_ptr<Trace> trace_;
