@@ -17,7 +17,9 @@ namespace ebb {
 // afterwards both are put back. (Other threads must not draw from the default generators meanwhile, which the whole
 // process shares.) The second run must save the same tensors in the same order, as every function does that its own run
 // does not change; otherwise backward throws c10::Error. What the function captures must not change between the two
-// runs, lives as long as the graph, and may see side effects twice. An input that has been written to raises LibTorch's
+// runs, lives as long as the graph, and may see side effects twice. The second run is left, by an exception that is no
+// std::exception, once it has saved the last tensor that backward can ask for: what comes behind that tensor, such as a
+// block's last matmul, is not computed again. An input that has been written to raises LibTorch's
 // error. A function that runs backward over what it has computed itself gets c10::Error.
 //
 // Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region

@@ -2,8 +2,8 @@
 
 namespace ebb {
 
-// The lock of an interpreter that runs in this process: Python's GIL. A binding of ebb to an interpreter sets the lock,
-// once, before the first Offloader.
+// An interpreter that runs in this process, and its lock: Python and the GIL. A binding of ebb to an interpreter sets
+// these, once, before the first Offloader.
 //
 // Note [The interpreter's lock]
 // A policy or a checkpointed function that is written in Python takes the GIL, and ebb calls both with locks of its own
@@ -14,13 +14,16 @@ namespace ebb {
 // a save, keeps the GIL: nothing that takes the GIL is called under those. So a device meter, which the end of a save
 // may ask, must not be written in Python. One exception is LibTorch's: with its memory history on
 // (torch.cuda.memory._record_memory_history), its allocator takes the GIL, under TieredStorage::mutex_.
-struct InterpreterLock {
+struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.
   void* (*let_go)() = nullptr;
   void (*take_back)(void*) = nullptr;
+
+  // Throws what leave_function() throws. Called without the lock.
+  void (*leave_function)() = nullptr;
 };
-void set_interpreter_lock(InterpreterLock lock);
+void set_interpreter(Interpreter interpreter);
 
 // While a WithoutInterpreterLock lives, the calling thread does not have the interpreter's lock.
 class WithoutInterpreterLock {
@@ -33,5 +36,9 @@ class WithoutInterpreterLock {
  private:
   void* const held_;  // null where there is nothing to take back
 };
+
+// Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an
+// interpreter no error of those that programs catch: a function that handles its own errors takes it for none of them.
+[[noreturn]] void leave_function();
 
 }  // namespace ebb

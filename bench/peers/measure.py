@@ -130,7 +130,7 @@ def gradients_equal(options: Options, dtype: str, config: str) -> bool:
     plain, step = make_steps(options, dtype, config)
     expected = [gradient.cpu() for gradient in plain(ignore)]  # a step within a budget has no room for them
     for _ in range(CHECKED_STEPS):
-        if not all(same_bits(a, b.cpu()) for a, b in zip(expected, step(ignore), strict=True)):
+        if not all(same_bits(a.to(b.device), b) for a, b in zip(expected, step(ignore), strict=True)):
             return False
     return True
 

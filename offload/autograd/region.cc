@@ -141,7 +141,9 @@ class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    std::exchange(region_, nullptr)->collect(without_history(tensor));
+    if (std::exchange(region_, nullptr)->collect(without_history(tensor))) {
+      leave_function();
+    }
   }
 
   at::Tensor call_unpack_hook() override { refuse_backward_inside(); }
@@ -229,9 +231,12 @@ std::size_t Region::add(const at::Tensor& saved) {
   return saves_.size() - 1;
 }
 
-void Region::collect(const at::Tensor& saved) {
+bool Region::collect(const at::Tensor& saved) {
   std::optional<at::Tensor> earlier;  // of a second run before this; destroyed after the lock is released
   const MutexLock lock(mutex_);
+  if (next_ > last_alive_) {  // the function has caught what it was to be left by
+    return false;
+  }
   TORCH_CHECK(
       next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
       "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
@@ -240,7 +245,12 @@ void Region::collect(const at::Tensor& saved) {
     earlier = std::exchange(collected_[next_], saved);
     saves_[next_].second_version.emplace(saved, AutogradInfo(saved));
   }
-  ++next_;
+  return next_++ == last_alive_;
+}
+
+bool Region::second_run_is_complete() {
+  const MutexLock lock(mutex_);
+  return next_ > last_alive_;
 }
 
 // The tensor that the last second run saved in this place, if the region or its last taker still has the tensor; else
@@ -318,11 +328,21 @@ void Region::run_again() {
     const MutexLock lock(mutex_);
     next_ = 0;
     collected_.resize(saves_.size());
+    last_alive_ = saves_.size() - 1;
+    while (last_alive_ > 0 && !saves_[last_alive_].alive) {
+      --last_alive_;
+    }
   }
   const SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
   const at::AutoGradMode gradients(true);
   const Run second(shared_from_this(), Which::kSecondRun);
-  static_cast<void>(function_(inputs));
+  try {
+    static_cast<void>(function_(inputs));
+  } catch (...) {
+    if (!second_run_is_complete()) {
+      throw;
+    }
+  }
   if (planned) {
     planned->saves(collected_bytes(inputs));
   }

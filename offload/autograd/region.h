@@ -52,9 +52,10 @@ class Region : public std::enable_shared_from_this<Region> {
   // Adds a save of the first run, and returns its place.
   std::size_t add(const at::Tensor& saved);
 
-  // Takes the next save of the second run. Throws c10::Error if the first run saved no tensor of these sizes and dtype
-  // in that place.
-  void collect(const at::Tensor& saved);
+  // Takes the next save of the second run. Returns true, once a run, if nobody can ask for a later save: the rest of
+  // the function need not run. Throws c10::Error if the first run saved no tensor of these sizes and dtype in that
+  // place.
+  [[nodiscard]] bool collect(const at::Tensor& saved);
 
   // The tensor that the second run has saved in this place; the region then no longer holds the tensor. Runs the
   // function a second time first, unless the region holds the tensor already, or the last taker still has it. Throws
@@ -67,6 +68,7 @@ class Region : public std::enable_shared_from_this<Region> {
  private:
   [[nodiscard]] at::Tensor find(std::size_t place);
   void run_again() EBB_REQUIRES(run_mutex_);
+  [[nodiscard]] bool second_run_is_complete();
   [[nodiscard]] std::uint64_t collected_bytes(const std::vector<at::Tensor>& inputs);
 
   struct Save {
@@ -108,6 +110,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<Save> saves_ EBB_GUARDED_BY(mutex_);                           // of the first run
   std::vector<std::optional<at::Tensor>> collected_ EBB_GUARDED_BY(mutex_);  // of the second run
   std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;                              // place of the second run's next save
+  std::size_t last_alive_ EBB_GUARDED_BY(mutex_) = 0;                        // when the second run began
 };
 
 }  // namespace ebb

@@ -19,7 +19,9 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, **named: Any) -> R
     again. Gradients are those of plain autograd, bit for bit.
 
     Inputs and result may be nested in lists, tuples and dicts. The second run has the first one's autocast and, if it
-    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's.
+    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's. It
+    is left, by GeneratorExit, once it has saved the last tensor that backward can ask for: what comes behind, such as a
+    block's last matrix product, does not run again.
     What the function captures must not be changed in between, and lives as long as the graph.
 
     Raises what the function raises, and in backward RuntimeError if the second run saves other tensors than the first.

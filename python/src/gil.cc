@@ -9,10 +9,24 @@ namespace ebb::python {
 
 bool interpreter_runs() { return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0; }
 
-void let_go_of_gil_in_hooks() {
-  set_interpreter_lock({
+namespace {
+
+// By an exception as GeneratorExit, which `except Exception` does not catch.
+[[noreturn]] void leave_function_by_python() {
+  const py::gil_scoped_acquire gil;
+  PyErr_SetString(PyExc_GeneratorExit, "ebb.checkpoint: nothing that the function would do from here on is needed");
+  python_error for_torch;
+  for_torch.persist();
+  throw for_torch;
+}
+
+}  // namespace
+
+void register_interpreter() {
+  set_interpreter({
       .let_go = []() -> void* { return interpreter_runs() && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
       .take_back = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); },
+      .leave_function = &leave_function_by_python,
   });
 }
 

@@ -30,7 +30,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace ebb::python;
   py::register_local_exception_translator(&translate);
   log_to_stderr();
-  let_go_of_gil_in_hooks();
+  register_interpreter();
   bind_policies(module);
   bind_stats(module);
   bind_options(module);

@@ -204,3 +204,46 @@ def test_an_interrupt_after_the_first_run_leaves_nothing(offloader, monkeypatch)
     gc.collect()
     offloader.drain()
     assert offloader.stats().pool.now_bytes == 0
+
+
+def test_a_second_run_ends_where_nothing_more_is_needed(offloader):
+    ends, errors = [], []
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    def function(x):
+        try:
+            y = x.sin() @ weight
+        except Exception as error:  # a program's own handling, which takes the end of a run for no error
+            errors.append(error)
+            raise
+        ends.append(None)
+        return y + 1
+
+    x = torch.randn(4, 8, requires_grad=True)
+    with offloader:
+        ebb.checkpoint(function, x).sum().backward()
+    assert len(ends) == 1 and not errors
+    found = x.grad, weight.grad
+    x.grad = weight.grad = None
+    function(x).sum().backward()
+    assert torch.equal(found[0], x.grad) and torch.equal(found[1], weight.grad)
+
+
+def test_a_function_may_catch_what_ends_its_second_run_and_go_on(offloader):
+    weight = torch.randn(8, 8, requires_grad=True)
+    caught = []
+
+    def function(x):
+        y = x.sin()
+        try:
+            return y @ weight
+        except BaseException as error:
+            caught.append(type(error))
+            return (y @ weight).cos()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    with offloader:
+        y = ebb.checkpoint(function, x)
+    y.sum().backward()
+    assert caught == [GeneratorExit]
+    assert torch.equal(weight.grad, (x.sin().t() @ torch.ones(4, 8)).detach())

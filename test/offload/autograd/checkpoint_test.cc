@@ -275,13 +275,14 @@ TEST_CASE_METHOD(NoLeak, "an input that is written to raises LibTorch's error") 
 }
 
 TEST_CASE_METHOD(NoLeak, "a function that saves something else the second time is one clear error") {
-  const int extra = GENERATE(-1, 1);
+  const bool fewer = GENERATE(true, false);
   Inputs in;
   int runs = 0;
   const at::Tensor loss = checkpoint(
-      [&runs, extra](const Tensors& x) -> Tensors {
-        at::Tensor y = x[0];
-        const int count = runs++ == 0 ? 3 : 3 + extra;
+      [&runs, fewer](const Tensors& x) -> Tensors {
+        const bool first = runs++ == 0;
+        at::Tensor y = first || fewer ? x[0] : x[0].view({2, 4});
+        const int count = first || !fewer ? 3 : 2;
         for (int i = 0; i < count; ++i) {
           y = y.sin();
         }
@@ -290,6 +291,72 @@ TEST_CASE_METHOD(NoLeak, "a function that saves something else the second time i
       {in.activation({8})})[0];
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("it must compute the same each time"));
   forget_failed_backward();
+}
+
+TEST_CASE_METHOD(NoLeak, "a second run ends where nothing more is needed") {
+  expect_parity([&](const Run& run) {
+    Inputs in;
+    const at::Tensor weight = in.leaf({16, 16});
+    int ends = 0;
+    const CheckpointedFunction function = [&ends, weight](const Tensors& x) -> Tensors {
+      const at::Tensor y = at::matmul(x[0].sin(), weight);  // saves before it computes
+      ++ends;
+      return {y + 1};
+    };
+    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}));
+    loss.backward();
+    CHECK(ends == 1);
+    return in.gradients();
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "a function may catch what ends its second run, and go on") {
+  const bool again = GENERATE(false, true);
+  int caught = 0;
+  expect_parity([&](const Run& run) {
+    Inputs in;
+    const at::Tensor weight = in.leaf({16, 16});
+    const CheckpointedFunction function = [&caught, again, weight](const Tensors& x) -> Tensors {
+      const at::Tensor y = x[0].sin();
+      try {
+        return {at::matmul(y, weight)};
+      } catch (const std::exception&) {
+        FAIL("a program takes the end of a second run for an error");
+      } catch (...) {
+        ++caught;
+      }
+      return {again ? at::matmul(y, weight).sin() : y};
+    };
+    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}));
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return in.gradients();
+  });
+  CHECK(caught > 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "a second run ends in a region that lies in the region") {
+  int inner_runs = 0;
+  int ends = 0;
+  expect_parity([&](const Run& run) {
+    Inputs in;
+    const CheckpointedFunction block = gated(in);
+    const CheckpointedFunction inner = [&](const Tensors& x) -> Tensors {
+      ++inner_runs;
+      return block(x);
+    };
+    const CheckpointedFunction outer = [&](const Tensors& x) -> Tensors {
+      const at::Tensor y = region(run, inner, {x[0].sin()});
+      ++ends;
+      return {y + 1};
+    };
+    const at::Tensor loss = in.loss(region(run, outer, {in.activation({4, 16})}));
+    inner_runs = ends = 0;
+    loss.backward();
+    CHECK(inner_runs == (run.offloader() == nullptr ? 0 : 1));  // the outer region needs the inner one's input only
+    CHECK(ends == 0);
+    return in.gradients();
+  });
 }
 
 TEST_CASE_METHOD(NoLeak, "what a function throws in backward arrives there, and a later backward works") {

@@ -1,0 +1,172 @@
+// Parameters on a GPU whose bytes live in pinned host memory, beside the same parameters that stay.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "offload/base/managed_key.h"
+#include "offload/guard.h"
+#include "offload/offloader.h"
+#include "offload/parameters.h"
+#include "policy/minimum_size.h"
+#include "test/gpu/delays.h"
+#include "test/random/device_bytes.h"
+
+namespace ebb {
+namespace {
+
+const c10::Device kGpu(c10::kCUDA, 0);
+constexpr std::int64_t kWidth = 1024;
+constexpr std::uint64_t kBytes = kWidth * kWidth * sizeof(float);
+constexpr std::size_t kLayers = 8;
+using Tensors = std::vector<at::Tensor>;
+
+Options gpu_options() {
+  Options options;
+  options.device = kGpu;
+  options.policy = minimum_size(4096);
+  return options;
+}
+
+Parameters within(std::uint64_t device_bytes) {
+  Parameters how;
+  how.device_bytes = device_bytes;
+  return how;
+}
+
+Tensors make_weights() {
+  at::manual_seed(1);
+  Tensors weights;
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    weights.push_back((at::randn({kWidth, kWidth}, kGpu) * 0.02).requires_grad_());
+  }
+  return weights;
+}
+
+at::Tensor forward(const Tensors& weights, at::Tensor hidden) {
+  for (const at::Tensor& weight : weights) {
+    hidden = at::silu(at::mm(hidden, weight)) + hidden;
+  }
+  return at::mm(hidden, weights.front()).square().mean();  // tied
+}
+
+// `delayed`: the device starts each step when the host may long be through with it.
+Tensors train(const Tensors& weights, Offloader* offloader, bool delayed = false) {
+  Tensors seen;
+  for (int step = 0; step < 4; ++step) {
+    if (delayed) {
+      test::spin();
+    }
+    const at::Tensor input = at::arange(64 * kWidth, at::TensorOptions(kGpu).dtype(at::kFloat)).view({64, -1}).sin();
+    at::Tensor loss;
+    {
+      std::optional<OffloadGuard> guard;
+      if (offloader != nullptr) {
+        guard.emplace(*offloader);
+      }
+      loss = forward(weights, input + step);
+    }
+    torch::autograd::backward({loss});
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& weight : weights) {
+      weight.sub_(weight.grad() * 0.01);
+      weight.mutable_grad().reset();
+    }
+    seen.push_back(loss.detach());
+    CHECK(loss.isfinite().item<bool>());
+  }
+  for (const at::Tensor& weight : weights) {
+    seen.push_back(weight.detach().clone());
+  }
+  return seen;
+}
+
+void check_equal(const Tensors& expected, const Tensors& found) {
+  REQUIRE(expected.size() == found.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    INFO(i << ", off by " << (expected[i] - found[i]).abs().max().item<float>() << " of "
+           << expected[i].abs().max().item<float>());
+    CHECK(at::equal(expected[i], found[i]));
+  }
+}
+
+TEST_CASE("managed parameters on a GPU train to the same bits", "[managed][gpu]") {
+  const Tensors expected = train(make_weights(), nullptr);
+  check_equal(expected, train(make_weights(), nullptr));  // or nothing can be said
+  const std::uint64_t bound = GENERATE(0U, 3 * kBytes, 100 * kBytes);
+  const bool saves_move = GENERATE(false, true);
+  const bool delayed = GENERATE(false, true);
+  Options options = gpu_options();
+  options.copies = GENERATE(Copies::kOverlapped, Copies::kOnComputeStream);
+  options.host_memory = GENERATE(HostMemory::kPinned, HostMemory::kPageable);
+  INFO("bound " << bound << ", saves move: " << saves_move << ", delayed: " << delayed);
+  Offloader offloader(options);
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(bound));
+  check_equal(expected, train(weights, saves_move ? &offloader : nullptr, delayed));
+}
+
+TEST_CASE("managed parameters take no more of a GPU than their bound", "[managed][gpu]") {
+  const std::uint64_t before = graphs::settled_device_bytes(kGpu);
+  Offloader offloader(gpu_options());
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(2 * kBytes));
+  CHECK(graphs::settled_device_bytes(kGpu) <= before + 2 * kBytes);
+  const at::Tensor copy = weights[0].detach().clone();
+  CHECK(at::equal(weights[0], copy));
+  CHECK(weights[0].is_leaf());
+}
+
+TEST_CASE("a managed parameter that two streams use is right on both", "[managed][gpu]") {
+  Offloader offloader(gpu_options());
+  const Tensors plain = make_weights();
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(GENERATE(0U, 2 * kBytes)));
+  const at::Tensor input = at::randn({kWidth, kWidth}, kGpu);
+  c10::cuda::device_synchronize();
+  const at::NoGradGuard no_grad;
+  for (int round = 0; round < 3; ++round) {
+    Tensors found;
+    for (std::size_t i = 0; i < kLayers; ++i) {
+      {
+        // The other stream is late: what leaves next must wait for this use.
+        const c10::cuda::CUDAStreamGuard stream(test::other_stream());
+        test::spin();
+        found.push_back(at::mm(input, weights[i]));
+      }
+      found.push_back(at::mm(weights[i], input));
+    }
+    test::start_afresh();
+    for (std::size_t i = 0; i < kLayers; ++i) {
+      CHECK(at::equal(found[2 * i], at::mm(input, plain[i])));
+      CHECK(at::equal(found[2 * i + 1], at::mm(plain[i], input)));
+    }
+  }
+}
+
+TEST_CASE("writes on another stream come home", "[managed][gpu]") {
+  Offloader offloader(gpu_options());
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(0));
+  const at::NoGradGuard no_grad;
+  c10::cuda::device_synchronize();
+  {
+    const c10::cuda::CUDAStreamGuard stream(test::other_stream());
+    test::spin();
+    weights[0].fill_(3);
+    static_cast<void>(weights[1].sum());  // the first goes home
+  }
+  CHECK(at::equal(weights[0], at::full_like(weights[0], 3)));
+  test::start_afresh();
+}
+
+}  // namespace
+}  // namespace ebb
