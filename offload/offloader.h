@@ -66,15 +66,26 @@ class Offloader {
   // them or on their future views finds the bytes, in a step and outside of one, and what an operation writes is kept.
   // The order of uses is learned, and what comes next is prefetched. Calls add up; the first one says how.
   //
+  // Gradients of managed leaves are managed in the same way, and so is what a program makes of such a leaf without
+  // gradients by zeros_like: the states of LibTorch's optimizers. So a training loop stays what it is.
+  //
   // Views that exist already must be given as well. What reads memory without an operation (data_ptr(), torch::save)
   // may find none, and LibTorch then throws: Note [How operations are observed] in managed/observed_operations.h.
   //
   // The tensors must be dense, and on the offloader's device: otherwise throws std::invalid_argument. Throws c10::Error
   // where there is no room for their bytes, or where another offloader manages a storage. Has no effect on an offloader
-  // that is switched off.
+  // that is switched off. A module is a torch::nn::Module, or anything else that has named_parameters().
   template <typename Module>
-  requires requires(const Module& module) { module.parameters(); }
-  void manage(const Module& module, const Parameters& how) { manage(module.parameters(), how); }
+  requires requires(const Module& module) { module.named_parameters(); }
+  void manage(const Module& module, const Parameters& how) {
+    std::vector<at::Tensor> chosen;
+    for (const auto& each : module.named_parameters()) {
+      if (how.which == nullptr || how.which(each.key(), each.value())) {
+        chosen.push_back(each.value());
+      }
+    }
+    manage(chosen, how);
+  }
   void manage(const std::vector<at::Tensor>& tensors, const Parameters& how);
 
   // Makes the compute streams wait for all copies out of their memory, and lets go of the sources. Meant for measuring;

@@ -1,7 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
 
 namespace ebb {
 
@@ -13,6 +17,16 @@ struct Parameters {
 
   // How far ahead of its use a storage is fetched, in bytes of storages; nullopt: half of `device_bytes`.
   std::optional<std::uint64_t> prefetch_bytes;
+
+  // Smaller storages stay on the device: biases and the scales of norms take little, and kernels that read their memory
+  // without an operation find the memory.
+  std::uint64_t minimum_bytes = 1 << 20;
+
+  // Which parameters of a module are managed, by their full name and the tensor; null: all.
+  std::function<bool(const std::string& name, const at::Tensor& parameter)> which;
+
+  // Whether gradients go home, too: each when backward has accumulated the next one.
+  bool gradients = true;
 };
 
 }  // namespace ebb

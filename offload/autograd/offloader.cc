@@ -9,6 +9,8 @@
 
 #include "offload/autograd/engine.h"
 #include "offload/base/log.h"
+#include "offload/base/managed_key.h"
+#include "offload/managed/managed_gradients.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/planning/plan_lifecycle.h"
 #include "offload/report/summary.h"
@@ -159,10 +161,15 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
     return;
   }
   const std::shared_ptr<ManagedSet> set =
-      runtime->managed({how.device_bytes, how.prefetch_bytes.value_or(how.device_bytes / 2)});
+      runtime->managed({.device_bytes = how.device_bytes,
+                        .prefetch_bytes = how.prefetch_bytes.value_or(how.device_bytes / 2),
+                        .minimum_bytes = how.minimum_bytes});
   for (const at::Tensor& tensor : tensors) {
     ebb::manage(set, tensor);
     set->fit();
+    if (how.gradients && is_managed(tensor) && tensor.is_leaf() && tensor.requires_grad()) {
+      manage_gradients(set, tensor);
+    }
   }
 }
 

@@ -13,22 +13,71 @@ namespace ebb {
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
     : residency_(std::move(residency)), limits_(limits), stash_(residency_->tier()) {}
 
-std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage) {
-  forget_the_dead();
+bool ManagedSet::takes(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
+         tensor.device() == residency_->tier().device() && tensor.storage().nbytes() > 0 &&
+         tensor.storage().nbytes() >= limits_.minimum_bytes;
+}
+
+ManagedSet::Slot ManagedSet::make_slot() {
+  const MutexLock lock(mutex_);
+  const std::uint32_t item = take_item();
+  in_slot_[item] = true;
+  return {new std::uint32_t(item), [set = weak_from_this()](const std::uint32_t* number) {
+            const std::unique_ptr<const std::uint32_t> ended(number);
+            if (const std::shared_ptr<ManagedSet> here = set.lock()) {
+              here->give_back(*number);
+            }
+          }};
+}
+
+std::uint32_t ManagedSet::take_item() {
+  if (free_items_.empty()) {
+    storages_.emplace_back();
+    in_slot_.push_back(false);
+    return static_cast<std::uint32_t>(storages_.size() - 1);
+  }
+  const std::uint32_t item = free_items_.back();
+  free_items_.pop_back();
+  return item;
+}
+
+// Of a slot. What lives there still keeps the item.
+void ManagedSet::give_back(std::uint32_t item) {
+  Stored dead;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  in_slot_[item] = false;
+  if (storages_[item] == nullptr || !storages_[item]->is_alive()) {
+    dead = std::exchange(storages_[item], nullptr);
+    free_items_.push_back(item);
+  }
+}
+
+std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot) {
+  Stored ended;  // destroyed after the lock is released, and before a home is looked for
+  std::optional<std::uint32_t> item;
+  if (slot != nullptr) {
+    const MutexLock lock(mutex_);
+    Stored& there = storages_[*slot];
+    if (there == nullptr || !there->is_alive()) {
+      ended = std::exchange(there, nullptr);
+      item = *slot;
+    }
+  }
+  ended = nullptr;
   std::optional<Block> home = residency_->tier().try_acquire(storage.nbytes());
+  if (!home) {
+    forget_the_dead();
+    home = residency_->tier().try_acquire(storage.nbytes());
+  }
   TORCH_CHECK(home, "ebb: there is no room for the home of a managed storage of ", human_bytes(storage.nbytes()),
               ": Options::capacity_bytes, or the machine's memory, is used up");
   const MutexLock lock(mutex_);
-  std::uint32_t item = 0;
-  if (free_items_.empty()) {
-    item = static_cast<std::uint32_t>(storages_.size());
-    storages_.emplace_back();
-  } else {
-    item = free_items_.back();
-    free_items_.pop_back();
+  if (!item) {
+    item = take_item();
   }
-  storages_[item] = std::make_shared<ManagedStorage>(residency_->tier(), on_device_, storage, *std::move(home), item);
-  return storages_[item];
+  storages_[*item] = std::make_shared<ManagedStorage>(residency_->tier(), on_device_, storage, *std::move(home), *item);
+  return storages_[*item];
 }
 
 void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
@@ -155,7 +204,9 @@ void ManagedSet::forget_the_dead() {
   const MutexLock lock(mutex_);
   for (Stored& each : storages_) {
     if (each != nullptr && !each->is_alive()) {
-      free_items_.push_back(each->item());
+      if (!in_slot_[each->item()]) {
+        free_items_.push_back(each->item());
+      }
       dead.push_back(std::exchange(each, nullptr));
     }
   }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
@@ -26,12 +27,17 @@ namespace ebb {
 // needs all of its storages at once, and gets them, whatever the bound is.
 //
 // Threads: every member may be called from any thread.
-class ManagedSet {
+class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
  public:
   struct Limits {
     std::uint64_t device_bytes = 0;
     std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
+    std::uint64_t minimum_bytes = 0;   // smaller storages stay where they are
   };
+
+  // A place among the set's storages for those that follow one another, as the gradients of a leaf do: to the history
+  // they are one. Given back with the last reference.
+  using Slot = std::shared_ptr<const std::uint32_t>;
 
   ManagedSet(std::shared_ptr<Residency> residency, Limits limits);
   ManagedSet(const ManagedSet&) = delete;
@@ -39,8 +45,14 @@ class ManagedSet {
 
   [[nodiscard]] Residency& residency() { return *residency_; }
 
-  // Takes over a storage that has its bytes, and gives it a home. Throws c10::Error where the tier has no room.
-  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage);
+  // Whether the tensor has a storage that can be managed: a dense one on the tier's device, not below the minimum.
+  [[nodiscard]] bool takes(const at::Tensor& tensor) const;
+
+  [[nodiscard]] Slot make_slot();
+
+  // Takes over a storage that has its bytes, and gives it a home. `slot`: null, or the place, if the storage that was
+  // there has ended. Throws c10::Error where the tier has no room.
+  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr);
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
   // prefetches what is expected next. The caller has called begin_use() of each. Throws as ManagedStorage::bring.
@@ -60,6 +72,8 @@ class ManagedSet {
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
 
+  [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
+  void give_back(std::uint32_t item);
   void note_use(const ManagedStorage& storage);
   bool make_room(std::uint64_t bytes, std::uint64_t needed_in);
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
@@ -73,6 +87,7 @@ class ManagedSet {
   Mutex mutex_;
   UseHistory history_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
+  std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
 
   Stash stash_;  // destroyed first: its memory is the storages'

@@ -42,10 +42,8 @@ void ManagedStorage::end_use(bool written) noexcept {
   }
   is_written_ = true;
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-  if (storage && !is_as_installed_locked(*storage)) {
-    state_ = State::kReleased;
-    on_device_now_ = false;
-    lease_ = {};
+  if (storage) {
+    release_if_replaced_locked(*storage);
   }
 }
 
@@ -53,6 +51,7 @@ bool ManagedStorage::bring(c10::Stream stream) {
   const MutexLock lock(mutex_);
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
+  release_if_replaced_locked(*storage);
   if (state_ == State::kReleased) {
     return false;
   }
@@ -198,6 +197,15 @@ void ManagedStorage::start_copy_out_locked() {
   left_ = tier_.copy_out(home_, data_, after);
   home_.gate(WaitPoint::kOutGatesBlock, left_);
   is_written_ = false;
+}
+
+// kInstalled -> kReleased where the program has resized the storage, or given it other memory.
+void ManagedStorage::release_if_replaced_locked(const c10::StorageImpl& storage) {
+  if (state_ == State::kInstalled && !is_as_installed_locked(storage)) {
+    state_ = State::kReleased;
+    on_device_now_ = false;
+    lease_ = {};
+  }
 }
 
 bool ManagedStorage::is_as_installed_locked(const c10::StorageImpl& storage) const {

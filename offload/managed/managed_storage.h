@@ -25,9 +25,8 @@ namespace ebb {
 // see each write: while the bytes are away, the StorageImpl has its size and no memory.
 //
 // kHome       The home alone has the bytes, or gets them by a copy out that is under way.
-// kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet, so that the program's end
-// of
-//             the storage cannot free what a copy still writes to.
+// kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
+//             storage cannot free what a copy still writes to.
 // kInstalled  The StorageImpl has the memory.
 // kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
 //
@@ -84,6 +83,7 @@ class ManagedStorage {
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
   void start_copy_out_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::DataPtr drop_arriving_locked() noexcept EBB_REQUIRES(mutex_);
+  void release_if_replaced_locked(const c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
   [[nodiscard]] bool is_as_installed_locked(const c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
 
   Tier& tier_;

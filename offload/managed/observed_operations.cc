@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -11,12 +12,14 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include "offload/base/backward_pass.h"
 #include "offload/base/managed_key.h"
 #include "streams/base/mutex.h"
 
@@ -55,15 +58,25 @@ class Registry {
     return known == entries_.end() ? Found{} : Found{known->second.managed.lock(), known->second.set.get()};
   }
 
-  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set) {
+  // The set that manages a storage; null if none does.
+  [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage) {
+    const SharedLock lock(mutex_);
+    const auto known = entries_.find(storage);
+    return known == entries_.end() ? nullptr : known->second.set;
+  }
+
+  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot) {
     std::vector<Entry> dead;  // destroyed after the lock is released: the last reference to a set may be among them
     const MutexLock lock(mutex_);
-    forget_the_dead(dead);
+    if (entries_.size() >= look_for_dead_at_) {
+      forget_the_dead(dead);
+      look_for_dead_at_ = 2 * entries_.size() + 64;
+    }
     if (const auto known = entries_.find(storage.unsafeGetStorageImpl()); known != entries_.end()) {
       TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
       return;
     }
-    entries_.emplace(storage.unsafeGetStorageImpl(), Entry{storage.getWeakStorageImpl(), set->add(storage), set});
+    entries_.emplace(storage.unsafeGetStorageImpl(), Entry{storage.getWeakStorageImpl(), set->add(storage, slot), set});
   }
 
   void forget_the_dead() {
@@ -74,19 +87,24 @@ class Registry {
 
  private:
   void forget_the_dead(std::vector<Entry>& dead) EBB_REQUIRES(mutex_) {
+    std::set<ManagedSet*> sets;
     for (auto at = entries_.begin(); at != entries_.end();) {
       if (at->second.storage.expired()) {
-        at->second.set->forget_the_dead();
+        sets.insert(at->second.set.get());
         dead.push_back(std::move(at->second));
         at = entries_.erase(at);
       } else {
         ++at;
       }
     }
+    for (ManagedSet* const set : sets) {  // alive by `dead`
+      set->forget_the_dead();
+    }
   }
 
   SharedMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
+  std::size_t look_for_dead_at_ EBB_GUARDED_BY(mutex_) = 64;  // so many entries
 };
 
 // The managed storages among an operation's arguments, in use as long as this lives.
@@ -149,12 +167,47 @@ class Uses {
   c10::SmallVector<ManagedSet*, 4> sets_;
 };
 
+// Whether the operation takes a tensor's sizes and kind alone, and makes a new one of which all elements are equal.
+bool makes_one_like_another(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return name.ends_with("_like") &&
+         (name == "aten::zeros_like" || name == "aten::ones_like" || name == "aten::full_like");
+}
+
+// How many observed operations the calling thread is in.
+thread_local int depth = 0;
+
+class Deeper {
+ public:
+  Deeper() { ++depth; }
+  ~Deeper() { --depth; }
+  Deeper(const Deeper&) = delete;
+  Deeper& operator=(const Deeper&) = delete;
+};
+
 // Whether the operation makes views of its arguments and touches no bytes.
 bool only_makes_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   };
   return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
+}
+
+// The set that is to manage what an optimizer makes like this tensor; null for all that is no optimizer's.
+std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
+  if (!value.isTensor() || at::GradMode::is_enabled() || in_backward() || depth > 0) {
+    return nullptr;
+  }
+  const at::Tensor& tensor = value.toTensor();
+  const bool is_parameter = tensor.defined() && is_managed(tensor) && tensor.is_leaf() && tensor.requires_grad();
+  return is_parameter ? Registry::all().set_of(tensor.storage().unsafeGetStorageImpl()) : nullptr;
+}
+
+void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state) {
+  if (set->takes(state) && state.storage().use_count() == 1) {
+    manage(set, state);
+    set->fit();
+  }
 }
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -164,6 +217,15 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     operation.redispatchBoxed(below, stack);
     return;
   }
+  if (makes_one_like_another(schema)) {
+    const std::shared_ptr<ManagedSet> set = set_for_states_like(torch::jit::peek(*stack, 0, schema.arguments().size()));
+    operation.redispatchBoxed(below, stack);
+    if (set != nullptr && torch::jit::peek(*stack, 0, 1).isTensor()) {
+      manage_state(set, torch::jit::peek(*stack, 0, 1).toTensor());
+    }
+    return;
+  }
+  const Deeper deeper;  // what the operation makes for itself is no state
   Uses uses;
   const std::vector<c10::Argument>& arguments = schema.arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -177,16 +239,15 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
 
 }  // namespace
 
-void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
   const c10::Device device = set->residency().tier().device();
   if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
   }
-  if (tensor.storage().nbytes() == 0) {
-    return;
+  if (set->takes(tensor)) {
+    Registry::all().add(tensor.storage(), set, slot);
+    key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
   }
-  Registry::all().add(tensor.storage(), set);
-  key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
 }
 
 void forget_ended_storages() { Registry::all().forget_the_dead(); }

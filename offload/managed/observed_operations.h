@@ -18,13 +18,16 @@ namespace ebb {
 //
 // What reads memory without an operation (data_ptr(), torch::save) finds no memory while the bytes are away: LibTorch
 // throws "its data is not allocated yet".
+//
+// What a program makes with zeros_like and the like, without gradients and outside of backward, from a managed leaf
+// that requires gradients is managed, too: so optimizers make their states.
 
 // Has the set manage the tensor's storage, with a home of its own, and operations on the tensor and on its future views
 // be observed. Other tensors of the same storage, such as tied weights, need the call, too, and get the same home. The
-// bytes stay where they are until the set sends them home. Throws std::invalid_argument for a tensor that has no dense
-// storage of its own on the set's device, c10::Error where the tier has no room, or where another set manages the
-// storage.
-void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
+// bytes stay where they are until the set sends them home. `slot`: as for ManagedSet::add. Has no effect on a tensor
+// that is smaller than the set's minimum. Throws std::invalid_argument for a tensor that has no dense storage of its
+// own on the set's device, c10::Error where the tier has no room, or where another set manages the storage.
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot = nullptr);
 
 // Lets go of the homes of storages that the program has let go of. Otherwise that happens when the next tensors are
 // managed.

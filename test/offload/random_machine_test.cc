@@ -151,7 +151,7 @@ TEST_CASE("a graph that is still there is seen as something left") {
   Rig rig(moving(), kCpu);
   std::optional<Interpreter> alive;
   const Tensors shared = make_shared_tensors(kCpu);
-  alive.emplace(Ground{kCpu, rig.offloaders()}, shared);
+  alive.emplace(Ground{kCpu, rig.offloaders(), {}}, shared);
   alive->step(line(0, "leaf", {}));
   alive->step(line(1, "scale", {0}));
   alive->step(line(2, "guard", {}));
@@ -184,7 +184,7 @@ Program written_before(bool written) {
 }
 
 std::string refusal_of(const Program& program) {
-  const Outcome outcome = run(program, Ground{kCpu, {}});
+  const Outcome outcome = run(program, Ground{kCpu, {}, {}});
   for (const Record& record : outcome.at(0)) {
     if (record.is_error()) {
       return record.text();
@@ -217,7 +217,7 @@ TEST_CASE("that memory was taken is proven by a node that has saved it, and by n
 
 TEST_CASE("a write to gradients is followed by a look at all that is alive") {
   const Tensors shared = make_shared_tensors(kCpu);
-  Interpreter interpreter(Ground{kCpu, {}}, shared);
+  Interpreter interpreter(Ground{kCpu, {}, {}}, shared);
   for (const Instruction& each :
        {line(0, "leaf", {}), line(1, "sin", {0}), line(2, "backward", {1}), line(3, "zero_gradients", {})}) {
     interpreter.step(each);

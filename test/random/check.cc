@@ -103,10 +103,11 @@ bool refills_are_refused(const Case& tested, const Difference& found, c10::Devic
   if (!without) {
     return false;
   }
-  const Outcome expected = run(without->program, Ground{device, {}});
+  const Outcome expected = run(without->program, Ground{device, {}, {}});
   Rig rig(without->setting, device, {});
   for (int pass = 0; pass < without->setting.passes; ++pass) {
-    const auto different = first_difference(expected, run(without->program, Ground{device, rig.offloaders()}));
+    const auto different = first_difference(
+        expected, run(without->program, Ground{device, rig.offloaders(), without->setting.managed_bytes}));
     if (different && different->error == found.error) {
       return false;
     }
@@ -167,14 +168,14 @@ Tally& Tally::operator+=(const Tally& other) {
 
 Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
   const std::uint64_t at_first = settled_device_bytes(device);
-  const Outcome expected = run(tested.program, Ground{device, {}});
+  const Outcome expected = run(tested.program, Ground{device, {}, {}});
   const std::uint64_t before = device_bytes_at_rest(device, at_first);
   const bool lets_go = before <= at_first;  // Note [Cycles of plain autograd]
   Verdict verdict;
   Found found;
   try {
     Rig rig(tested.setting, device, wrap);
-    found = run_passes(tested, Ground{device, rig.offloaders()}, rig, expected, lets_go);
+    found = run_passes(tested, Ground{device, rig.offloaders(), tested.setting.managed_bytes}, rig, expected, lets_go);
     verdict.tally = tally_of(rig.stats());
   } catch (const std::exception& error) {
     found.other = std::string("thrown by the offloader: ") + error.what();
@@ -187,7 +188,7 @@ Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
     verdict.tally.refusals = 1;
   }
   if (found.difference && (may_race_with_an_error(tested, device, expected) ||
-                           !plain_is_steady(tested.program, Ground{device, {}}, expected))) {
+                           !plain_is_steady(tested.program, Ground{device, {}, {}}, expected))) {
     found.difference.reset();
     verdict.tally.unsteady = 1;
   }

@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/checkpoint.h"
+#include "offload/parameters.h"
 
 namespace ebb::graphs {
 namespace {
@@ -240,8 +241,22 @@ at::Tensor Interpreter::make(const Instruction& line) {
   if (line.operation->name == "leaf") {
     made.requires_grad_();
     leaves_.emplace_back(line.id, made);
+    manage(made);
   }
   return made;
+}
+
+void Interpreter::manage(const at::Tensor& leaf) {
+  if (ground_.offloaders.empty() || !ground_.managed_bytes) {
+    return;
+  }
+  Parameters how;
+  how.device_bytes = *ground_.managed_bytes;
+  how.minimum_bytes = 0;
+  try {
+    ground_.offloaders.front()->manage({leaf}, how);
+  } catch (const c10::Error&) {  // no room: the leaf stays what it is
+  }
 }
 
 void Interpreter::scope(const Instruction& line) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <variant>
@@ -22,6 +23,7 @@ namespace ebb::graphs {
 struct Ground {
   c10::Device device{c10::kCPU};
   std::vector<Offloader*> offloaders;
+  std::optional<std::uint64_t> managed_bytes;  // leaves are managed by the first offloader, within so many bytes
 };
 
 // Tensors without gradients that all threads of a program may read, and save, but not write.
@@ -73,6 +75,7 @@ class Interpreter {
   at::Tensor crowd(const Instruction& line, const at::Tensor& x);
   void write_gradients(const Instruction& line);
   at::Tensor make(const Instruction& line);
+  void manage(const at::Tensor& leaf);
   void scope(const Instruction& line);
   at::Tensor backward(const Instruction& line);
   void backward_into_leaves(const Instruction& line, const Tensors& roots, const Tensors& gradients);

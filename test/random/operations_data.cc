@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "offload/base/managed_key.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {
@@ -25,8 +26,12 @@ void resize(const at::Tensor& tensor, std::size_t bytes) {
   }
 }
 
-// All bytes of its storage, with a version counter of their own.
+// All bytes of its storage, with a version counter of their own. The new tensor is none that ebb manages, and so an
+// operation on the tensor itself comes first.
 at::Tensor bytes_of(const at::Tensor& tensor) {
+  if (is_managed(tensor)) {
+    static_cast<void>(tensor.detach().clone());
+  }
   const auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
   at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte));
   all.set_(tensor.storage(), 0, {bytes}, {1});

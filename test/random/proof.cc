@@ -88,7 +88,7 @@ template <typename Before, typename Look>
 bool look_at(const Program& program, const Outcome& expected, const Difference& refusal, c10::Device device,
              const Before& before, const Look& look) {
   const Tensors shared = make_shared_tensors(device);
-  Interpreter interpreter(Ground{device, {}}, shared);
+  Interpreter interpreter(Ground{device, {}, {}}, shared);
   const std::set<int> failed = failed_lines(expected[refusal.thread]);
   bool proven = false;
   for (Instruction line : program.threads[refusal.thread]) {

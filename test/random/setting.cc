@@ -147,6 +147,7 @@ Setting random_setting(Random& random, c10::Device device) {
   if (setting.policy == Choice::kPlan) {
     setting.passes += 3;
   }
+  setting.managed_bytes = random_size(random, {0, 0, 256, 4 << 10, 1 << 20}, 25);
   return setting;
 }
 
@@ -166,6 +167,7 @@ std::string to_text(const Setting& setting) {
   print("stash", setting.stash_bytes);
   print("window", setting.window_bytes);
   print("capacity", setting.capacity_bytes);
+  print("leaves managed within", setting.managed_bytes);
   if (setting.evict_percent > 0) {
     out << ", evicting at " << setting.evict_percent << " %";
   }

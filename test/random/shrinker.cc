@@ -96,7 +96,8 @@ class Shrinker {
   bool plainer_setting() {
     return plainer(&Setting::place) | plainer(&Setting::schedule) | plainer(&Setting::policy) |
            plainer(&Setting::stash_bytes) | plainer(&Setting::window_bytes) | plainer(&Setting::capacity_bytes) |
-           plainer(&Setting::passes) | plainer(&Setting::seed) | plainer(&Setting::minimum_bytes);
+           plainer(&Setting::managed_bytes) | plainer(&Setting::passes) | plainer(&Setting::seed) |
+           plainer(&Setting::minimum_bytes);
   }
 
   template <typename Member>

@@ -39,6 +39,7 @@ Options gpu_options() {
 Parameters within(std::uint64_t device_bytes) {
   Parameters how;
   how.device_bytes = device_bytes;
+  how.minimum_bytes = 0;
   return how;
 }
 

@@ -25,6 +25,7 @@ constexpr std::uint64_t kBytes = kWidth * kWidth * sizeof(float);
 Parameters within(std::uint64_t device_bytes) {
   Parameters how;
   how.device_bytes = device_bytes;
+  how.minimum_bytes = 0;
   return how;
 }
 
@@ -173,8 +174,8 @@ TEST_CASE("what cannot be managed is refused", "[managed]") {
   CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to_sparse()}, {}), Catch::Contains("dense"));
   CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to(at::kMeta)}, {}),
                     Catch::Contains("can be managed"));
-  rig.offloader().manage(std::vector<at::Tensor>{tensor}, {});
-  CHECK_THROWS_WITH(other.offloader().manage(std::vector<at::Tensor>{tensor}, {}), Catch::Contains("another"));
+  rig.offloader().manage(std::vector<at::Tensor>{tensor}, within(0));
+  CHECK_THROWS_WITH(other.offloader().manage(std::vector<at::Tensor>{tensor}, within(0)), Catch::Contains("another"));
   CHECK(at::equal(tensor, at::ones({64})));
 }
 

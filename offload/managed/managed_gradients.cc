@@ -1,0 +1,121 @@
+#include "offload/managed/managed_gradients.h"
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "offload/base/backward_pass.h"
+#include "offload/base/log.h"
+#include "offload/base/managed_key.h"
+#include "offload/managed/observed_operations.h"
+#include "streams/base/mutex.h"
+
+namespace ebb {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
+  return gradient.defined() && !is_managed(gradient) && set.takes(gradient) && !gradient.requires_grad() &&
+         gradient.storage().use_count() == 1;
+}
+
+// The gradients of one set that are whole and not managed yet.
+class WholeGradients {
+ public:
+  struct Whole {
+    WeakTensor gradient;
+    std::weak_ptr<ManagedSet> set;
+    ManagedSet::Slot slot;
+  };
+
+  static WholeGradients& all() {
+    static auto* const gradients = new WholeGradients;  // backward passes run until the process has ended
+    return *gradients;
+  }
+
+  // Manages those that were added before, and adds one.
+  void add(Whole whole) {
+    bool is_first = false;
+    std::vector<Whole> before;
+    {
+      const MutexLock lock(mutex_);
+      before = std::exchange(whole_, {});
+      whole_.push_back(std::move(whole));
+      is_first = std::exchange(backward_, backward_here()) != backward_here();
+    }
+    manage(std::move(before));
+    if (is_first) {
+      torch::autograd::Engine::get_default_engine().queue_callback([this] { manage_all(); });
+    }
+  }
+
+ private:
+  void manage_all() {
+    std::vector<Whole> whole;
+    {
+      const MutexLock lock(mutex_);
+      whole = std::exchange(whole_, {});
+      backward_ = -1;
+    }
+    manage(std::move(whole));
+  }
+
+  static void manage(std::vector<Whole> whole) {
+    for (const Whole& each : whole) {
+      const std::shared_ptr<ManagedSet> set = each.set.lock();
+      const at::Tensor gradient(each.gradient.lock());
+      if (set == nullptr || !can_be_managed(gradient, *set)) {
+        continue;
+      }
+      try {
+        ebb::manage(set, gradient, each.slot);
+        set->fit();
+      } catch (const std::exception& error) {  // it stays, which costs memory only
+        log_warning(error.what());
+      }
+    }
+  }
+
+  Mutex mutex_;
+  std::vector<Whole> whole_ EBB_GUARDED_BY(mutex_);
+  int backward_ EBB_GUARDED_BY(mutex_) = -1;  // whose end is to manage the last ones
+};
+
+// Lives as long as the leaf.
+class ManageGradient final : public PostAccumulateGradHook {
+ public:
+  ManageGradient(std::weak_ptr<ManagedSet> set, ManagedSet::Slot slot, std::unique_ptr<PostAccumulateGradHook> before)
+      : set_(std::move(set)), slot_(std::move(slot)), before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& leaf) override {
+    if (before_ != nullptr) {
+      (*before_)(leaf);
+    }
+    if (leaf.grad().defined()) {  // `before_` may have used it up
+      WholeGradients::all().add({WeakTensor(leaf.grad().getIntrusivePtr()), set_, slot_});
+    }
+  }
+
+ private:
+  const std::weak_ptr<ManagedSet> set_;
+  const ManagedSet::Slot slot_;
+  const std::unique_ptr<PostAccumulateGradHook> before_;  // the program's, or null
+};
+
+}  // namespace
+
+void manage_gradients(const std::shared_ptr<ManagedSet>& set, const at::Tensor& leaf) {
+  std::unique_ptr<PostAccumulateGradHook>& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (dynamic_cast<ManageGradient*>(hook.get()) == nullptr) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        leaf, std::make_unique<ManageGradient>(set, set->make_slot(), std::move(hook)));
+  }
+}
+
+}  // namespace ebb
