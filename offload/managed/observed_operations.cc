@@ -204,7 +204,7 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
 }
 
 void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state) {
-  if (set->takes(state) && state.storage().use_count() == 1) {
+  if (set->takes(state) && !is_managed(state) && state.storage().use_count() == 1) {
     manage(set, state);
     set->fit();
   }
@@ -249,6 +249,26 @@ void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, co
     key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
   }
 }
+
+void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
+  if (!managed.defined() || !is_managed(managed)) {
+    return;
+  }
+  if (const std::shared_ptr<ManagedSet> set = Registry::all().set_of(managed.storage().unsafeGetStorageImpl())) {
+    manage_state(set, other);
+  }
+}
+
+class OnDevice::Uses : public ebb::Uses {};
+
+OnDevice::OnDevice(std::initializer_list<at::Tensor> tensors) : uses_(std::make_unique<Uses>()) {
+  for (const at::Tensor& tensor : tensors) {
+    uses_->add(tensor, /*written=*/false);
+  }
+  uses_->bring();
+}
+
+OnDevice::~OnDevice() = default;
 
 void forget_ended_storages() { Registry::all().forget_the_dead(); }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,26 @@ namespace ebb {
 // that is smaller than the set's minimum. Throws std::invalid_argument for a tensor that has no dense storage of its
 // own on the set's device, c10::Error where the tier has no room, or where another set manages the storage.
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot = nullptr);
+
+// Has the set that manages the one tensor manage the other, too. Has no effect where none does, or where the other is
+// nothing that the set takes.
+void manage_beside(const at::Tensor& managed, const at::Tensor& other);
+
+// Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
+// is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter.
+//
+// Throws as an operation on them would. Threads: any; ends where it began.
+class OnDevice {
+ public:
+  explicit OnDevice(std::initializer_list<at::Tensor> tensors);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  class Uses;
+  const std::unique_ptr<Uses> uses_;
+};
 
 // Lets go of the homes of storages that the program has let go of. Otherwise that happens when the next tensors are
 // managed.

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize/archive.h>
 
+#include "offload/adamw.h"
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/parameters.h"
@@ -126,6 +130,154 @@ TEST_CASE("optimizers over managed parameters give the same bits", "[managed]") 
       }
     }
   }
+}
+
+// AdamW of parameters in bfloat16 as a program would write it, with masters of its own and LibTorch's AdamW.
+class ByHand final : public torch::optim::Optimizer {
+ public:
+  ByHand(const Tensors& weights, const torch::optim::AdamWOptions& options)
+      : Optimizer(weights, std::make_unique<torch::optim::AdamWOptions>(options)),
+        inner_(masters_of(weights), options) {}
+
+  at::Tensor step(LossClosure /*closure*/) override {
+    const at::NoGradGuard no_grad;
+    dynamic_cast<torch::optim::AdamWOptions&>(inner_.param_groups().front().options())
+        .lr(param_groups_.front().options().get_lr());
+    for (std::size_t i = 0; i < parameters().size(); ++i) {
+      inner_.parameters()[i].mutable_grad() = parameters()[i].grad().to(at::kFloat);
+    }
+    inner_.step();
+    for (std::size_t i = 0; i < parameters().size(); ++i) {
+      parameters()[i].copy_(inner_.parameters()[i]);
+    }
+    return {};
+  }
+
+ private:
+  static Tensors masters_of(const Tensors& weights) {
+    Tensors masters;
+    for (const at::Tensor& weight : weights) {
+      masters.push_back(weight.detach().to(at::kFloat));
+    }
+    return masters;
+  }
+
+  torch::optim::AdamW inner_;
+};
+
+TEST_CASE("ebb's AdamW has the bits of LibTorch's, and of float32 masters", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kDouble, at::kBFloat16);
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
+  const MakeOptimizer plain = [&](const Tensors& weights) -> std::unique_ptr<torch::optim::Optimizer> {
+    if (dtype == at::kBFloat16) {
+      return std::make_unique<ByHand>(weights, options);
+    }
+    return std::make_unique<torch::optim::AdamW>(weights, options);
+  };
+  const MakeOptimizer ours = [&](const Tensors& weights) { return std::make_unique<AdamW>(weights, options); };
+  const Tensors expected = train(make_weights(dtype), plain, nullptr);
+  check_equal(expected, train(make_weights(dtype), ours, nullptr));  // nothing is managed
+  for (const std::uint64_t bound : {std::uint64_t{0}, 5 * kBytes}) {
+    for (const Setting& setting : some_settings()) {
+      INFO(setting.name << ", bound " << bound);
+      Rig rig(setting);
+      Tensors weights = make_weights(dtype);
+      rig.offloader().manage(weights, within(bound));
+      check_equal(expected, train(weights, ours, &rig.offloader()));
+      weights.clear();
+    }
+  }
+}
+
+// Weights after some steps, each of one backward pass.
+Tensors train_without_accumulation(const Tensors& weights, torch::optim::Optimizer& optimizer, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    const at::Tensor input = at::arange(4 * kWidth, at::kFloat).view({4, kWidth}).sin() + 0.1 * step;
+    torch::autograd::backward({loss_of(weights, input.to(weights.front().scalar_type()))});
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  Tensors seen;
+  for (const at::Tensor& weight : weights) {
+    seen.push_back(weight.detach().clone());
+  }
+  return seen;
+}
+
+TEST_CASE("updates in backward have the bits of updates in step", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const bool managed_first = GENERATE(true, false);
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
+  const Tensors plain = make_weights(dtype);
+  AdamW in_step(plain, options);
+  const Tensors expected = train_without_accumulation(plain, in_step, 0, kSteps);
+  Rig rig(late_without_stash());
+  {
+    const Tensors weights = make_weights(dtype);
+    if (managed_first) {
+      rig.offloader().manage(weights, within(kBytes));
+    }
+    AdamW in_backward(weights, options, UpdateIn::kBackward);
+    if (!managed_first) {
+      rig.offloader().manage(weights, within(kBytes));
+    }
+    torch::autograd::backward({loss_of(weights, at::zeros({4, kWidth}, dtype)) * 0});
+    for (const at::Tensor& weight : weights) {
+      CHECK_FALSE(weight.grad().defined());
+    }
+  }
+  {
+    const Tensors weights = make_weights(dtype);
+    rig.offloader().manage(weights, within(kBytes));
+    AdamW in_backward(weights, options, UpdateIn::kBackward);
+    check_equal(expected, train_without_accumulation(weights, in_backward, 0, kSteps));
+  }
+}
+
+TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
+  const Tensors plain = make_weights(dtype);
+  AdamW resident(plain, options);
+  const Tensors expected = train_without_accumulation(plain, resident, 0, kSteps);
+
+  Rig rig(disk());
+  {
+    std::ostringstream saved;
+    Tensors halfway;
+    {
+      const Tensors weights = make_weights(dtype);
+      rig.offloader().manage(weights, within(0));
+      AdamW optimizer(weights, options);
+      halfway = train_without_accumulation(weights, optimizer, 0, kSteps / 2);
+      torch::serialize::OutputArchive archive;
+      optimizer.save(archive);
+      archive.save_to(saved);
+    }
+    Tensors weights;
+    for (const at::Tensor& each : halfway) {
+      weights.push_back(each.clone().requires_grad_());
+    }
+    rig.offloader().manage(weights, within(0));
+    AdamW optimizer(weights, torch::optim::AdamWOptions(7));  // what is loaded says how
+    std::istringstream stream(saved.str());
+    torch::serialize::InputArchive archive;
+    archive.load_from(stream);
+    optimizer.load(archive);
+    for (const auto& [key, state] : optimizer.state()) {
+      CHECK(is_managed(dynamic_cast<const AdamWState&>(*state).exp_avg));
+    }
+    check_equal(expected, train_without_accumulation(weights, optimizer, kSteps / 2, kSteps));
+  }
+}
+
+TEST_CASE("AdamW refuses what it cannot do") {
+  const Tensors weights = make_weights(at::kFloat);
+  CHECK_THROWS_AS(AdamW(weights, torch::optim::AdamWOptions(-1)), std::invalid_argument);
+  CHECK_THROWS_AS(AdamW(weights, torch::optim::AdamWOptions(1).betas({0.9, 1})), std::invalid_argument);
+  AdamW optimizer(weights);
+  weights[0].mutable_grad() = at::ones({kWidth, kWidth}).to_sparse();
+  CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
 }
 
 TEST_CASE("gradients and states are at home between their uses", "[managed]") {

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+
+namespace ebb {
+
+// When an optimizer updates parameters.
+enum class UpdateIn : std::uint8_t {
+  kStep,  // in step()
+
+  // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
+  // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
+  // the norm of all gradients. step() then updates what has a gradient all the same, and mostly nothing.
+  kBackward,
+};
+
+// What the optimizer knows of one parameter.
+struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState> {
+  std::int64_t step = 0;
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+  at::Tensor max_exp_avg_sq;  // with amsgrad
+  at::Tensor master;          // of a parameter in bfloat16 or half: the parameter in float32
+
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+// AdamW (Loshchilov, Hutter: Decoupled Weight Decay Regularization, 2019). Parameters in float32 and double get the
+// bits of torch::optim::AdamW, because the same operations run in the same order. Parameters in bfloat16 and half have
+// a master in float32, which is updated by the gradient in float32, and then rounded to the parameter.
+//
+// States and masters of parameters that Offloader::manage has been given are managed in the same set, and so are on the
+// device around their uses only. Other parameters' states stay beside them.
+//
+// Learning-rate schedulers, parameter groups, zero_grad and the norm's clipping are those of LibTorch. An archive of
+// save() has copies of all states in host memory until it is written.
+//
+// Threads: one at a time. With UpdateIn::kBackward, backward passes count.
+// Errors: std::invalid_argument for options out of their range, c10::Error for sparse gradients.
+class AdamW final : public torch::optim::Optimizer {
+ public:
+  explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, torch::optim::AdamWOptions defaults = {},
+                 UpdateIn update = UpdateIn::kStep);
+  explicit AdamW(std::vector<at::Tensor> parameters, torch::optim::AdamWOptions defaults = {},
+                 UpdateIn update = UpdateIn::kStep);
+  ~AdamW() override;
+  AdamW(AdamW&&) = delete;
+  AdamW& operator=(AdamW&&) = delete;
+  AdamW(const AdamW&) = delete;
+  AdamW& operator=(const AdamW&) = delete;
+
+  // Updates every parameter that has a gradient. Returns what `closure` returns, which is called first, with gradients.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  class UpdateInBackward;
+
+  void update_in_backward(const at::Tensor& parameter);
+  void update(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
+  AdamWState& state_of(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
+
+  std::shared_ptr<AdamW*> self_;  // for the hooks of parameters, which may outlive the optimizer
+};
+
+}  // namespace ebb

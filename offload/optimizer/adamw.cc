@@ -1,0 +1,213 @@
+#include "offload/adamw.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/optim/serialize.h>
+#include <torch/serialize/archive.h>
+
+#include "offload/managed/observed_operations.h"
+
+namespace ebb {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+using torch::optim::AdamWOptions;
+
+bool needs_master(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kBFloat16 || parameter.scalar_type() == at::kHalf;
+}
+
+void check(const AdamWOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  const auto is_share = [](double beta) { return beta >= 0 && beta < 1; };
+  if (!(options.lr() >= 0) || !(options.eps() >= 0) || !(options.weight_decay() >= 0) || !is_share(beta1) ||
+      !is_share(beta2)) {
+    throw std::invalid_argument("ebb: AdamW needs lr, eps and weight_decay of at least 0, and betas in [0, 1)");
+  }
+}
+
+// Written by operations, so that the bytes of a managed tensor are found.
+void write(torch::serialize::OutputArchive& archive, const std::string& key, const at::Tensor& tensor) {
+  if (tensor.defined()) {
+    archive.write(key, tensor.is_cpu() ? tensor.clone() : tensor.cpu());
+  }
+}
+
+}  // namespace
+
+void AdamWState::serialize(torch::serialize::OutputArchive& archive) const {
+  archive.write("step", c10::IValue(step));
+  write(archive, "exp_avg", exp_avg);
+  write(archive, "exp_avg_sq", exp_avg_sq);
+  write(archive, "max_exp_avg_sq", max_exp_avg_sq);
+  write(archive, "master", master);
+}
+
+void AdamWState::serialize(torch::serialize::InputArchive& archive) {
+  c10::IValue steps;
+  archive.read("step", steps);
+  step = steps.toInt();
+  archive.read("exp_avg", exp_avg);
+  archive.read("exp_avg_sq", exp_avg_sq);
+  archive.try_read("max_exp_avg_sq", max_exp_avg_sq);
+  archive.try_read("master", master);
+}
+
+// Lives as long as the parameter.
+class AdamW::UpdateInBackward final : public PostAccumulateGradHook {
+ public:
+  UpdateInBackward(std::weak_ptr<AdamW*> optimizer, std::unique_ptr<PostAccumulateGradHook> before)
+      : optimizer_(std::move(optimizer)), before_(std::move(before)) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    if (before_ != nullptr) {
+      (*before_)(parameter);
+    }
+    if (const std::shared_ptr<AdamW*> optimizer = optimizer_.lock()) {
+      (*optimizer)->update_in_backward(parameter);
+    }
+  }
+
+ private:
+  const std::weak_ptr<AdamW*> optimizer_;
+  const std::unique_ptr<PostAccumulateGradHook> before_;  // the program's, or null
+};
+
+AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions defaults, UpdateIn update)
+    : Optimizer(groups, std::make_unique<AdamWOptions>(defaults)), self_(std::make_shared<AdamW*>(this)) {
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    check(static_cast<const AdamWOptions&>(group.options()));
+    if (update == UpdateIn::kStep) {
+      continue;
+    }
+    for (const at::Tensor& parameter : group.params()) {
+      auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter);
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter,
+                                                     std::make_unique<UpdateInBackward>(self_, std::move(hook)));
+    }
+  }
+}
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults, UpdateIn update)
+    : AdamW({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update) {}
+
+AdamW::~AdamW() = default;
+
+at::Tensor AdamW::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure != nullptr) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) {
+        update(parameter, static_cast<const AdamWOptions&>(group.options()));
+      }
+    }
+  }
+  return loss;
+}
+
+void AdamW::update_in_backward(const at::Tensor& parameter) {
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& each : group.params()) {
+      if (each.is_same(parameter) && parameter.grad().defined()) {
+        update(parameter, static_cast<const AdamWOptions&>(group.options()));
+        parameter.mutable_grad().reset();
+        return;
+      }
+    }
+  }
+}
+
+AdamWState& AdamW::state_of(const at::Tensor& parameter, const AdamWOptions& options) {
+  std::unique_ptr<torch::optim::OptimizerParamState>& known = state_[parameter.unsafeGetTensorImpl()];
+  if (known == nullptr) {
+    auto state = std::make_unique<AdamWState>();
+    const at::TensorOptions kind =
+        needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
+    const auto zeros = [&] {
+      at::Tensor made = at::zeros_like(parameter, kind, at::MemoryFormat::Preserve);
+      manage_beside(parameter, made);
+      return made;
+    };
+    if (needs_master(parameter)) {
+      state->master = parameter.detach().to(at::kFloat);
+      manage_beside(parameter, state->master);
+    }
+    state->exp_avg = zeros();
+    state->exp_avg_sq = zeros();
+    if (options.amsgrad()) {
+      state->max_exp_avg_sq = zeros();
+    }
+    known = std::move(state);
+  }
+  return static_cast<AdamWState&>(*known);
+}
+
+// The operations of torch::optim::AdamW, one by one: fused kernels round differently.
+void AdamW::update(const at::Tensor& parameter, const AdamWOptions& options) {
+  const at::NoGradGuard no_grad;
+  at::Tensor gradient = parameter.grad();
+  TORCH_CHECK(!gradient.is_sparse(), "ebb: AdamW does not support sparse gradients");
+  AdamWState& state = state_of(parameter, options);
+  const OnDevice together({parameter, gradient, state.master, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq});
+  const at::Tensor& target = state.master.defined() ? state.master : parameter;
+  if (state.master.defined()) {
+    gradient = gradient.to(at::kFloat);
+  }
+  const auto [beta1, beta2] = options.betas();
+  state.step += 1;
+  const double correction1 = 1 - std::pow(beta1, state.step);
+  const double correction2 = 1 - std::pow(beta2, state.step);
+  if (options.weight_decay() != 0) {
+    target.mul_(1 - options.lr() * options.weight_decay());
+  }
+  state.exp_avg.mul_(beta1).add_(gradient, 1 - beta1);
+  state.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+  at::Tensor largest = state.exp_avg_sq;
+  if (options.amsgrad()) {
+    at::maximum_out(state.max_exp_avg_sq, state.exp_avg_sq, state.max_exp_avg_sq);
+    largest = state.max_exp_avg_sq;
+  }
+  const at::Tensor divisor = (largest.sqrt() / std::sqrt(correction2)).add_(options.eps());
+  target.addcdiv_(state.exp_avg, divisor, -options.lr() / correction1);
+  if (state.master.defined()) {
+    parameter.copy_(state.master);
+  }
+}
+
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<AdamWState, AdamWOptions>(archive, *this);
+}
+
+void AdamW::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<AdamWState, AdamWOptions>(archive, *this);
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto known = state_.find(parameter.unsafeGetTensorImpl());
+      if (known == state_.end()) {
+        continue;
+      }
+      auto& state = static_cast<AdamWState&>(*known->second);
+      for (at::Tensor* const each : {&state.exp_avg, &state.exp_avg_sq, &state.max_exp_avg_sq, &state.master}) {
+        if (each->defined()) {
+          *each = each->to(parameter.device());
+          manage_beside(parameter, *each);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ebb
