@@ -17,10 +17,9 @@ namespace ebb {
 // afterwards both are put back. (Other threads must not draw from the default generators meanwhile, which the whole
 // process shares.) The second run must save the same tensors in the same order, as every function does that its own run
 // does not change; otherwise backward throws c10::Error. What the function captures must not change between the two
-// runs, lives as long as the graph, and may see side effects twice. The second run is left, by an exception that is no
-// std::exception, once it has saved the last tensor that backward can ask for: what comes behind that tensor, such as a
-// block's last matmul, is not computed again. An input that has been written to raises LibTorch's
-// error. A function that runs backward over what it has computed itself gets c10::Error.
+// runs, lives as long as the graph, and may see side effects twice. With
+// EarlyStop::kYes the second run is left where nothing more is needed. An input that has been written to raises
+// LibTorch's error. A function that runs backward over what it has computed itself gets c10::Error.
 //
 // Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region
 // whether its function runs a second time. Where the plan keeps the region's saves on the device, the function runs
@@ -31,6 +30,7 @@ namespace ebb {
 //
 // Threads: any. The second run may be on a thread of the autograd engine; second runs of one region never overlap.
 // Errors: what the function throws, from this call or from backward.
-[[nodiscard]] std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+[[nodiscard]] std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
+                                                 EarlyStop early_stop = EarlyStop::kNo);
 
 }  // namespace ebb

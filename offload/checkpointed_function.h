@@ -10,4 +10,10 @@ namespace ebb {
 // The function that checkpoint() runs in forward and again in backward.
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+// Whether the second run is left, by an exception that is no std::exception, at the last save that backward can ask
+// for. What comes behind, such as a block's last matmul, is then not computed again. The function must be one that an
+// exception may leave at any operation: what it changes for a while (a model's mode, a lock, frozen weights),
+// destructors put back, not later statements. The other way, the whole function runs a second time.
+enum class EarlyStop : bool { kNo, kYes };
+
 }  // namespace ebb

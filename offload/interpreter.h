@@ -1,5 +1,7 @@
 #pragma once
 
+#include <exception>
+
 namespace ebb {
 
 // An interpreter that runs in this process, and its lock: Python and the GIL. A binding of ebb to an interpreter sets
@@ -20,8 +22,9 @@ struct Interpreter {
   void* (*let_go)() = nullptr;
   void (*take_back)(void*) = nullptr;
 
-  // Throws what leave_function() throws. Called without the lock.
+  // As the functions of these names below. Called with the lock or without.
   void (*leave_function)() = nullptr;
+  bool (*is_leaving)(const std::exception_ptr& thrown) = nullptr;
 };
 void set_interpreter(Interpreter interpreter);
 
@@ -40,5 +43,12 @@ class WithoutInterpreterLock {
 // Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an
 // interpreter no error of those that programs catch: a function that handles its own errors takes it for none of them.
 [[noreturn]] void leave_function();
+
+// Whether this was thrown by leave_function().
+[[nodiscard]] bool is_leaving(const std::exception_ptr& thrown);
+
+// What the text of the exception has in it, so that a TorchScript function's own exception is known, which has the
+// text.
+inline constexpr const char* kLeavingText = "ebb.checkpoint: the function has saved all that backward needs";
 
 }  // namespace ebb

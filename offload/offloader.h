@@ -69,8 +69,8 @@ class Offloader {
   // Gradients of managed leaves are managed in the same way, and so is what a program makes of such a leaf without
   // gradients by zeros_like: the states of LibTorch's optimizers. So a training loop stays what it is.
   //
-  // Views that exist already must be given as well. What reads memory without an operation (data_ptr(), torch::save)
-  // may find none, and LibTorch then throws: Note [How operations are observed] in managed/observed_operations.h.
+  // Views that exist already must be given as well. What reads memory without an operation (data_ptr(), numpy(),
+  // torch::save of a module) gets c10::Error while the bytes are away: save copies, as tensor.cpu() or tensor.clone().
   //
   // The tensors must be dense, and on the offloader's device: otherwise throws std::invalid_argument. Throws c10::Error
   // where there is no room for their bytes, or where another offloader manages a storage. Has no effect on an offloader

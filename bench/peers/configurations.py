@@ -180,7 +180,7 @@ def ebb_python(workload: AnyWorkload, regions: bool = False, **options: Any) -> 
     """ebb's Python package, with `options` of its Offloader. `regions`: each block is a region, which may run again."""
     ebb = importlib.import_module("ebb")
     offloader = ebb.Offloader(workload.tokens.device, **options)
-    call_block = ebb.checkpoint if regions else None
+    call_block = partial(ebb.checkpoint, early_stop=True) if regions else None  # as torch's checkpoint, by default
 
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         with offloader:

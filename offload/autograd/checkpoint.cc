@@ -9,12 +9,13 @@
 
 namespace ebb {
 
-std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
+                                   EarlyStop early_stop) {
   if (!at::GradMode::is_enabled()) {  // nothing is saved
     return function(inputs);
   }
   install_engine();
-  return Region::run(Region::make(std::move(function), inputs), inputs);
+  return Region::run(Region::make(std::move(function), inputs, early_stop), inputs);
 }
 
 }  // namespace ebb

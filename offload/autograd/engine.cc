@@ -21,12 +21,15 @@ namespace {
 
 using torch::autograd::Engine;
 
-// Whether make_fx writes the thread's operations down. A tracer knows tensors by identity, and takes what an unpack
-// hands out for a constant.
+// Whether make_fx or torch.compile writes the thread's operations down. A tracer knows tensors by identity, and takes
+// what an unpack hands out for a constant; and the fake tensors that it runs a function with are no saves of the
+// function.
 bool is_traced() {
+  using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;
   return TorchDispatchModeTLS::any_modes_set() &&
-         TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+         (TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value() ||
+          TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value());
 }
 
 class ForwardingEngine final : public Engine {
@@ -35,11 +38,14 @@ class ForwardingEngine final : public Engine {
   explicit ForwardingEngine(Engine& next) : next_(next) {}
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (is_traced()) {
+      return next_.get_default_saved_variable_hooks();
+    }
     if (auto hook = Region::hook_here()) {
       return hook;
     }
     GuardScope::Target target = GuardScope::current();
-    if (target.runtime == nullptr || is_traced()) {
+    if (target.runtime == nullptr) {
       return next_.get_default_saved_variable_hooks();
     }
     return std::make_unique<SaveHook>(std::move(target));

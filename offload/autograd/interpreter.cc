@@ -1,6 +1,7 @@
 #include "offload/interpreter.h"
 
 #include <atomic>
+#include <string_view>
 
 namespace ebb {
 namespace {
@@ -8,6 +9,7 @@ namespace {
 std::atomic<void* (*)()> let_go{nullptr};
 std::atomic<void (*)(void*)> take_back{nullptr};
 std::atomic<void (*)()> leave_by_interpreter{nullptr};
+std::atomic<bool (*)(const std::exception_ptr&)> is_interpreters{nullptr};
 
 // No std::exception (leave_function).
 struct FunctionIsLeft {};
@@ -21,6 +23,7 @@ void* let_go_here() {
 
 void set_interpreter(Interpreter interpreter) {
   leave_by_interpreter = interpreter.leave_function;
+  is_interpreters = interpreter.is_leaving;
   take_back = interpreter.take_back;
   let_go = interpreter.let_go;  // last: other threads read let_go first
 }
@@ -30,6 +33,21 @@ void leave_function() {
     function();
   }
   throw FunctionIsLeft();
+}
+
+bool is_leaving(const std::exception_ptr& thrown) {
+  if (auto* const function = is_interpreters.load(std::memory_order_acquire); function != nullptr && function(thrown)) {
+    return true;
+  }
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const FunctionIsLeft&) {
+    return true;
+  } catch (const std::exception& error) {
+    return std::string_view(error.what()).find(kLeavingText) != std::string_view::npos;
+  } catch (...) {
+    return false;
+  }
 }
 
 WithoutInterpreterLock::WithoutInterpreterLock() : held_(let_go_here()) {}

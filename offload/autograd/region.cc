@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <set>
 #include <utility>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -141,7 +144,9 @@ class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    if (std::exchange(region_, nullptr)->collect(without_history(tensor))) {
+    const AutogradInfo info(tensor);
+    const bool is_filled = info.requires_grad();  // computed before, or a leaf of the program's
+    if (std::exchange(region_, nullptr)->collect(without_history(tensor), is_filled)) {
       leave_function();
     }
   }
@@ -168,7 +173,8 @@ bool Region::InputMemory::has_been_replaced() const {
   return input->unsafe_storage().unsafeGetStorageImpl() != storage_._unsafe_get_target();
 }
 
-Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) : function_(std::move(function)) {
+Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop)
+    : function_(std::move(function)), early_stop_(early_stop) {
   for (const at::Tensor& input : inputs) {
     inputs_.emplace_back(input, /*is_output=*/false);
     input_memory_.emplace_back(input);
@@ -180,8 +186,9 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
 
 Region::~Region() = default;
 
-std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
-  auto region = std::make_shared<Region>(std::move(function), inputs);
+std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
+                                     EarlyStop early_stop) {
+  auto region = std::make_shared<Region>(std::move(function), inputs, early_stop);
   const GuardScope::Target target = GuardScope::current();
   if (target.runtime != nullptr && Running::innermost() == nullptr) {
     region->planned_ = PlannedRegion::ask(target, inputs);
@@ -231,12 +238,15 @@ std::size_t Region::add(const at::Tensor& saved) {
   return saves_.size() - 1;
 }
 
-bool Region::collect(const at::Tensor& saved) {
+bool Region::collect(const at::Tensor& saved, bool is_filled) {
   std::optional<at::Tensor> earlier;  // of a second run before this; destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (next_ > last_alive_) {  // the function has caught what it was to be left by
+  if (is_left_) {  // the function has caught what it was left by
     return false;
   }
+  const std::uint64_t next_node = at::sequence_number::peek();
+  operation_fills_ = (operation_fills_ && next_node == next_node_) || !is_filled;
+  next_node_ = next_node;
   TORCH_CHECK(
       next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
       "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
@@ -245,12 +255,9 @@ bool Region::collect(const at::Tensor& saved) {
     earlier = std::exchange(collected_[next_], saved);
     saves_[next_].second_version.emplace(saved, AutogradInfo(saved));
   }
-  return next_++ == last_alive_;
-}
-
-bool Region::second_run_is_complete() {
-  const MutexLock lock(mutex_);
-  return next_ > last_alive_;
+  is_left_ = early_stop_ == EarlyStop::kYes && next_ >= last_alive_ && !operation_fills_;
+  ++next_;
+  return is_left_;
 }
 
 // The tensor that the last second run saved in this place, if the region or its last taker still has the tensor; else
@@ -327,21 +334,26 @@ void Region::run_again() {
   {
     const MutexLock lock(mutex_);
     next_ = 0;
+    is_left_ = operation_fills_ = false;
     collected_.resize(saves_.size());
     last_alive_ = saves_.size() - 1;
     while (last_alive_ > 0 && !saves_[last_alive_].alive) {
       --last_alive_;
     }
   }
-  const SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
+  SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
+  const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
   const Run second(shared_from_this(), Which::kSecondRun);
   try {
     static_cast<void>(function_(inputs));
   } catch (...) {
-    if (!second_run_is_complete()) {
+    if (!is_leaving(std::current_exception())) {
       throw;
     }
+  }
+  if (const MutexLock lock(mutex_); is_left_) {  // the function may not have put it back itself
+    as_in_forward.put_random_state_back();
   }
   if (planned) {
     planned->saves(collected_bytes(inputs));

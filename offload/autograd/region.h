@@ -33,11 +33,12 @@ class PlannedRegion;
 class Region : public std::enable_shared_from_this<Region> {
  public:
   // Saves the inputs, as autograd would save them here.
-  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop);
   ~Region();
 
   // Makes a region. An outermost region under a guard also asks the plan of the guard's offloader, if there is a plan.
-  static std::shared_ptr<Region> make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+  static std::shared_ptr<Region> make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
+                                      EarlyStop early_stop);
 
   // Runs the function in forward and returns its outputs. This run is the only one if the plan keeps the region's
   // saves.
@@ -52,10 +53,11 @@ class Region : public std::enable_shared_from_this<Region> {
   // Adds a save of the first run, and returns its place.
   std::size_t add(const at::Tensor& saved);
 
-  // Takes the next save of the second run. Returns true, once a run, if nobody can ask for a later save: the rest of
-  // the function need not run. Throws c10::Error if the first run saved no tensor of these sizes and dtype in that
-  // place.
-  [[nodiscard]] bool collect(const at::Tensor& saved);
+  // Takes the next save of the second run. Returns true, at most once a run, if the function is to be left: with
+  // EarlyStop::kYes, where nobody can ask for a later save, and the operation has filled what it saved (Note [Saved
+  // before it is filled] in deferred_copies.h). `is_filled`: whether that is known of this save. Throws c10::Error if
+  // the first run saved no tensor of these sizes and dtype in that place.
+  [[nodiscard]] bool collect(const at::Tensor& saved, bool is_filled);
 
   // The tensor that the second run has saved in this place; the region then no longer holds the tensor. Runs the
   // function a second time first, unless the region holds the tensor already, or the last taker still has it. Throws
@@ -68,7 +70,6 @@ class Region : public std::enable_shared_from_this<Region> {
  private:
   [[nodiscard]] at::Tensor find(std::size_t place);
   void run_again() EBB_REQUIRES(run_mutex_);
-  [[nodiscard]] bool second_run_is_complete();
   [[nodiscard]] std::uint64_t collected_bytes(const std::vector<at::Tensor>& inputs);
 
   struct Save {
@@ -95,6 +96,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   const ProcessMark process_;
   const CheckpointedFunction function_;
+  const EarlyStop early_stop_;
   const ThreadSetting setting_;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<InputMemory> input_memory_;
@@ -111,6 +113,9 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<std::optional<at::Tensor>> collected_ EBB_GUARDED_BY(mutex_);  // of the second run
   std::size_t next_ EBB_GUARDED_BY(mutex_) = 0;                              // place of the second run's next save
   std::size_t last_alive_ EBB_GUARDED_BY(mutex_) = 0;                        // when the second run began
+  bool is_left_ EBB_GUARDED_BY(mutex_) = false;                              // the second run
+  std::uint64_t next_node_ EBB_GUARDED_BY(mutex_) = 0;                       // after the node of the last save
+  bool operation_fills_ EBB_GUARDED_BY(mutex_) = false;                      // whether it may fill what it has saved
 };
 
 }  // namespace ebb

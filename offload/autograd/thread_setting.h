@@ -50,9 +50,12 @@ class SettingInForce {
   SettingInForce(const SettingInForce&) = delete;
   SettingInForce& operator=(const SettingInForce&) = delete;
 
+  // Has the end put the random state back, too.
+  void put_random_state_back() { random_ = Random::kToo; }
+
  private:
   const ThreadSetting before_;
-  const Random random_;
+  Random random_;
 };
 
 }  // namespace ebb

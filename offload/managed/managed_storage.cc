@@ -9,6 +9,20 @@
 #include "offload/base/log.h"
 
 namespace ebb {
+namespace {
+
+// c10::StorageImpl can be told for ever that nobody may read its memory, and here that is so for a while. A pointer to
+// the private member can be named in an explicit instantiation only.
+template <auto Member>
+struct AccessTo {
+  friend bool& refuses_access(c10::StorageImpl& storage) { return storage.*Member; }
+};
+bool& refuses_access(c10::StorageImpl& storage);
+template struct AccessTo<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+const void* data_without_checks(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().get(); }
+
+}  // namespace
 
 ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage& storage, Block home,
                                std::uint32_t item)
@@ -20,7 +34,12 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage&
       owner_(tier.current_stream()),
       home_(std::move(home)),
       data_(storage.data()),
-      lease_(on_device.hold(bytes_)) {}
+      lease_(on_device.hold(bytes_)) {
+  storage.unsafeGetStorageImpl()->get_extra_meta().custom_data_ptr_error_msg_ =
+      "ebb: the bytes of this tensor are at home, and were asked for without an operation on the tensor (data_ptr(), "
+      "numpy(), torch::save, another tensor of the same storage). Take a copy first, such as tensor.clone() or "
+      "tensor.cpu().";
+}
 
 ManagedStorage::~ManagedStorage() {
   const MutexLock lock(mutex_);
@@ -55,7 +74,8 @@ bool ManagedStorage::bring(c10::Stream stream) {
   if (state_ == State::kReleased) {
     return false;
   }
-  if (state_ != State::kInstalled && storage->data() != nullptr) {  // resized, or given other memory, while away
+  if (state_ != State::kInstalled && data_without_checks(*storage) != nullptr) {  // given other memory while away
+    refuses_access(*storage) = false;
     const c10::DataPtr unwanted = drop_arriving_locked();
     state_ = State::kReleased;
     return false;
@@ -121,6 +141,7 @@ bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexce
     if (is_written) {
       start_copy_out_locked();
     }
+    refuses_access(*storage) = true;
     memory = storage->set_data_ptr(c10::DataPtr(nullptr, tier_.device()));
     state_ = State::kHome;
     on_device_now_ = false;
@@ -158,6 +179,7 @@ void ManagedStorage::start_copy_in_locked() {
 
 void ManagedStorage::install_locked(c10::StorageImpl& storage) {
   data_ = memory_.get();
+  refuses_access(storage) = false;
   storage.set_data_ptr_noswap(std::exchange(memory_, {}));
   users_.clear();
   is_written_ = false;
@@ -209,7 +231,7 @@ void ManagedStorage::release_if_replaced_locked(const c10::StorageImpl& storage)
 }
 
 bool ManagedStorage::is_as_installed_locked(const c10::StorageImpl& storage) const {
-  return storage.data() == data_ && storage.nbytes() == bytes_;
+  return storage.data_ptr().get() == data_ && storage.nbytes() == bytes_;
 }
 
 }  // namespace ebb

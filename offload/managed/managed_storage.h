@@ -22,7 +22,8 @@ namespace ebb {
 
 // A storage of the program's whose bytes live in a block of a tier, their home, and are on the device around their uses
 // only. The program's StorageImpl stays the same, so views, tied weights and everything else that shares the storage
-// see each write: while the bytes are away, the StorageImpl has its size and no memory.
+// see each write: while the bytes are away, the StorageImpl has its size and no memory, and throws where somebody asks
+// for its memory.
 //
 // kHome       The home alone has the bytes, or gets them by a copy out that is under way.
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the

@@ -17,8 +17,8 @@ namespace ebb {
 // cost nothing, and neither does a thread. Operations inside of a composite operation are observed as well, because the
 // key is not excluded for them.
 //
-// What reads memory without an operation (data_ptr(), torch::save) finds no memory while the bytes are away: LibTorch
-// throws "its data is not allocated yet".
+// What reads memory without an operation (data_ptr(), numpy(), torch::save), or through a tensor that was made before
+// the storage was managed, gets c10::Error while the bytes are away.
 //
 // What a program makes with zeros_like and the like, without gradients and outside of backward, from a managed leaf
 // that requires gradients is managed, too: so optimizers make their states.

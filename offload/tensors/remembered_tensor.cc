@@ -8,6 +8,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "offload/base/managed_key.h"
+
 namespace ebb {
 namespace {
 
@@ -23,8 +25,9 @@ void RememberedTensor::remember(const at::Tensor& tensor) {
     return;
   }
   const c10::Storage& storage = tensor.storage();
-  memory_.emplace(Memory{storage.getWeakStorageImpl(), storage.data(), storage.nbytes(),
-                         impl.version_counter().current_version(), current_stream(tensor.device())});
+  const auto data = is_managed(tensor) ? std::nullopt : std::optional(storage.data());
+  memory_.emplace(Memory{storage.getWeakStorageImpl(), data, storage.nbytes(), impl.version_counter().current_version(),
+                         current_stream(tensor.device())});
   const c10::Storage no_bytes(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tensor.device()));
   shape_ = with_storage(tensor, no_bytes);
 }
@@ -35,7 +38,7 @@ at::Tensor RememberedTensor::recall() const {
     return {};
   }
   c10::intrusive_ptr<c10::StorageImpl> storage = memory_->storage.lock();
-  if (!storage || storage->data() != memory_->data || storage->nbytes() != memory_->bytes) {
+  if (!storage || (memory_->data && storage->data() != *memory_->data) || storage->nbytes() != memory_->bytes) {
     return {};
   }
   return with_storage(shape_, c10::Storage(std::move(storage)));

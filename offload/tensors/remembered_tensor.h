@@ -26,7 +26,7 @@ class RememberedTensor {
  private:
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    const void* data;
+    std::optional<const void*> data;  // nullopt for a managed tensor, whose memory comes and goes
     std::size_t bytes;
     std::uint32_t version;
     c10::Stream stream;

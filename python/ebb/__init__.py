@@ -26,8 +26,8 @@ import torch as _torch  # noqa: F401  (loads LibTorch, which the extension modul
 from ebb import policies
 from ebb._backward import wrap_backward as _wrap_backward
 from ebb._checkpoint import checkpoint
-from ebb._core import Candidate, Count, Decision, Level, PlanReport, Policy, Prediction, Recompute, Stats, StepCost
-from ebb._core import TimelineSample
+from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
+from ebb._core import Stats, StepCost, TimelineSample
 from ebb._offloader import Offloader, no_offload
 from ebb._plot import plot
 from ebb._wrap import wrap
@@ -39,6 +39,7 @@ __all__ = [
     "Candidate",
     "Count",
     "Decision",
+    "EndOfRegion",
     "Level",
     "Offloader",
     "PlanReport",

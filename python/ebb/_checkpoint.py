@@ -11,17 +11,20 @@ from ebb import _core
 Result = TypeVar("Result")
 
 
-def checkpoint(function: Callable[..., Result], *inputs: Any, **named: Any) -> Result:
+def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool = False, **named: Any) -> Result:
     """Returns function(*inputs, **named), of which autograd saves the tensors among the inputs only.
 
     Backward runs the function once more, just before it first needs what that saved. The inputs are saved as any tensor
     is, so under an Offloader's guard they move. Under one with a budget, the plan decides whether the function is run
     again. Gradients are those of plain autograd, bit for bit.
 
+    With early_stop, the second run is left at the last save that backward can ask for, by ebb.EndOfRegion, which is no
+    Exception: what comes behind, such as a block's last matrix product, does not run again. That is for functions that
+    may be left at any operation: what they change for a while (a module's mode, a lock, frozen weights) must be put back
+    by `finally` or `with`. torch.utils.checkpoint does so by default.
+
     Inputs and result may be nested in lists, tuples and dicts. The second run has the first one's autocast and, if it
-    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's. It
-    is left, by GeneratorExit, once it has saved the last tensor that backward can ask for: what comes behind, such as a
-    block's last matrix product, does not run again.
+    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's.
     What the function captures must not be changed in between, and lives as long as the graph.
 
     Raises what the function raises, and in backward RuntimeError if the second run saves other tensors than the first.
@@ -44,7 +47,7 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, **named: Any) -> R
 
     first = True
     try:
-        _core.checkpoint(run, tensors)
+        _core.checkpoint(run, tensors, early_stop)
         outputs, output_spec = result[0]
     finally:
         first = False

@@ -23,10 +23,11 @@ std::vector<at::Tensor> run(const Shared& function, const std::vector<at::Tensor
   }
 }
 
-std::vector<at::Tensor> checkpoint(py::object function, const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint(py::object function, const std::vector<at::Tensor>& inputs, bool early_stop) {
   const Shared shared(std::move(function));
   const py::gil_scoped_release released;
-  return ebb::checkpoint([shared](const std::vector<at::Tensor>& given) { return run(shared, given); }, inputs);
+  return ebb::checkpoint([shared](const std::vector<at::Tensor>& given) { return run(shared, given); }, inputs,
+                         early_stop ? EarlyStop::kYes : EarlyStop::kNo);
 }
 
 // Calls run(*arguments, **named), which is one backward pass.
@@ -54,7 +55,7 @@ py::object run_backward(const py::function& run, const py::args& arguments, cons
 }  // namespace
 
 void bind_autograd(py::module_& module) {
-  module.def("checkpoint", &checkpoint, py::arg("function"), py::arg("inputs"));
+  module.def("checkpoint", &checkpoint, py::arg("function"), py::arg("inputs"), py::arg("early_stop"));
   module.def("run_backward", &run_backward);
 }
 

@@ -11,22 +11,43 @@ bool interpreter_runs() { return Py_IsInitialized() != 0 && Py_IsFinalizing() ==
 
 namespace {
 
-// By an exception as GeneratorExit, which `except Exception` does not catch.
+PyObject* end_of_region = nullptr;  // the class of the exception
+
+// By an exception that `except Exception` does not catch.
 [[noreturn]] void leave_function_by_python() {
   const py::gil_scoped_acquire gil;
-  PyErr_SetString(PyExc_GeneratorExit, "ebb.checkpoint: nothing that the function would do from here on is needed");
+  PyErr_SetString(end_of_region, kLeavingText);
   python_error for_torch;
   for_torch.persist();
   throw for_torch;
 }
 
+bool is_leaving_by_python(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const python_error& error) {
+    const py::gil_scoped_acquire gil;
+    return PyErr_GivenExceptionMatches(error.type, end_of_region) != 0;
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace
 
-void register_interpreter() {
+void register_interpreter(py::module_& module) {
+  end_of_region = PyErr_NewExceptionWithDoc("ebb.EndOfRegion",
+                                            "Leaves a function of ebb.checkpoint(early_stop=True) that runs again.",
+                                            PyExc_BaseException, nullptr);
+  if (end_of_region == nullptr) {
+    throw py::error_already_set();
+  }
+  module.attr("EndOfRegion") = py::handle(end_of_region);
   set_interpreter({
       .let_go = []() -> void* { return interpreter_runs() && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
       .take_back = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); },
       .leave_function = &leave_function_by_python,
+      .is_leaving = &is_leaving_by_python,
   });
 }
 

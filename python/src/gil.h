@@ -12,7 +12,7 @@ namespace ebb::python {
 
 // Tells ebb of Python: how a thread lets go of the GIL (Note [The interpreter's lock] in offload/interpreter.h), and
 // how a function of Python's is left.
-void register_interpreter();
+void register_interpreter(py::module_& module);
 
 // A Python object that any thread may copy and let go of, with the GIL or without. One that outlives the interpreter is
 // leaked.

@@ -30,7 +30,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace ebb::python;
   py::register_local_exception_translator(&translate);
   log_to_stderr();
-  register_interpreter();
+  register_interpreter(module);
   bind_policies(module);
   bind_stats(module);
   bind_options(module);

@@ -192,8 +192,8 @@ def test_a_function_goes_with_its_graph():
 def test_an_interrupt_after_the_first_run_leaves_nothing(offloader, monkeypatch):
     real = ebb._core.checkpoint
 
-    def cut(run, tensors):
-        real(run, tensors)
+    def cut(run, tensors, early_stop):
+        real(run, tensors, early_stop)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ebb._core, "checkpoint", cut)
@@ -206,44 +206,99 @@ def test_an_interrupt_after_the_first_run_leaves_nothing(offloader, monkeypatch)
     assert offloader.stats().pool.now_bytes == 0
 
 
-def test_a_second_run_ends_where_nothing_more_is_needed(offloader):
-    ends, errors = [], []
-    weight = torch.randn(8, 8, requires_grad=True)
-
+def block_of(weight, ends):
     def function(x):
-        try:
-            y = x.sin() @ weight
-        except Exception as error:  # a program's own handling, which takes the end of a run for no error
-            errors.append(error)
-            raise
+        y = x.sin() @ weight
         ends.append(None)
         return y + 1
 
+    return function
+
+
+@pytest.mark.parametrize("early_stop", [False, True])
+def test_a_second_run_ends_where_nothing_more_is_needed_if_it_may(offloader, early_stop):
+    ends = []
+    weight = torch.randn(8, 8, requires_grad=True)
+    function = block_of(weight, ends)
     x = torch.randn(4, 8, requires_grad=True)
     with offloader:
-        ebb.checkpoint(function, x).sum().backward()
-    assert len(ends) == 1 and not errors
+        ebb.checkpoint(function, x, early_stop=early_stop).sum().backward()
+    assert len(ends) == (1 if early_stop else 2)
     found = x.grad, weight.grad
     x.grad = weight.grad = None
     function(x).sum().backward()
     assert torch.equal(found[0], x.grad) and torch.equal(found[1], weight.grad)
 
 
-def test_a_function_may_catch_what_ends_its_second_run_and_go_on(offloader):
+def test_the_end_of_a_second_run_is_no_exception_that_programs_catch(offloader):
     weight = torch.randn(8, 8, requires_grad=True)
-    caught = []
+    errors, ends = [], []
 
     def function(x):
         y = x.sin()
         try:
             return y @ weight
-        except BaseException as error:
-            caught.append(type(error))
-            return (y @ weight).cos()
+        except Exception as error:
+            errors.append(error)
+            raise
+        except BaseException as end:
+            ends.append(type(end))
+            return (y @ weight).cos()  # goes on
 
     x = torch.randn(4, 8, requires_grad=True)
     with offloader:
-        y = ebb.checkpoint(function, x)
+        y = ebb.checkpoint(function, x, early_stop=True)
     y.sum().backward()
-    assert caught == [GeneratorExit]
+    assert not errors and ends == [ebb.EndOfRegion]
     assert torch.equal(weight.grad, (x.sin().t() @ torch.ones(4, 8)).detach())
+
+
+def test_an_interrupt_while_a_second_run_ends_arrives():
+    weight = torch.randn(8, 8, requires_grad=True)
+    runs = []
+
+    def function(x):
+        runs.append(None)
+        try:
+            return x.sin() @ weight
+        finally:
+            if len(runs) == 2:
+                raise KeyboardInterrupt
+
+    y = ebb.checkpoint(function, torch.randn(4, 8, requires_grad=True), early_stop=True)
+    with pytest.raises(KeyboardInterrupt):
+        y.sum().backward()
+
+
+def test_a_scripted_functions_second_run_ends():
+    weight = torch.randn(8, 8, requires_grad=True)
+
+    @torch.jit.script
+    def product(x, w):
+        return torch.mm(torch.sin(x), w)
+
+    x = torch.randn(4, 8, requires_grad=True)
+    with torch.jit.optimized_execution(False):
+        ebb.checkpoint(lambda x: product(x, weight), x, early_stop=True).sum().backward()
+    assert torch.equal(weight.grad, (x.sin().t() @ torch.ones(4, 8)).detach())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_function_may_be_compiled_in_a_region(backend):
+    torch.manual_seed(1)
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+    compiled = torch.compile(block, backend=backend)
+    x = torch.randn(4, 8)
+    ebb.checkpoint(compiled, x.clone().requires_grad_()).sum().backward()
+    found = block[0].weight.grad
+    block.zero_grad()
+    block(x).sum().backward()
+    assert torch.equal(found, block[0].weight.grad)
+
+
+def test_backward_may_run_in_inference_mode():
+    weight = torch.randn(8, 8, requires_grad=True)
+    y = ebb.checkpoint(lambda x: (x.sin() @ weight).tanh(), torch.randn(4, 8, requires_grad=True)).sum()
+    with torch.inference_mode():
+        y.backward()
+    assert weight.grad is not None

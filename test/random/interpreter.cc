@@ -194,7 +194,10 @@ at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& opera
   const auto function = [run = line.operation->run, numbers = line.numbers](const Tensors& x) {
     return Tensors{run(x, numbers)};
   };
-  return (ground_.offloaders.empty() ? function(operands) : checkpoint(function, operands)).front();
+  return (ground_.offloaders.empty()
+              ? function(operands)
+              : checkpoint(function, operands, line.id % 2 == 0 ? EarlyStop::kYes : EarlyStop::kNo))
+      .front();
 }
 
 // Graphs of `x` that have gone backward, every other one to go backward again, and between them some that never do.
@@ -288,7 +291,7 @@ Tensors Interpreter::values(const std::vector<int>& ids) const {
 }
 
 bool Interpreter::is_shared(const at::Tensor& tensor) const {
-  return std::ranges::any_of(shared_, [&](const at::Tensor& each) { return each.is_alias_of(tensor); });
+  return std::ranges::any_of(shared_, [&](const at::Tensor& each) { return share_a_storage(each, tensor); });
 }
 
 void Interpreter::release(int id) {

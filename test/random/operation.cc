@@ -74,6 +74,10 @@ std::int64_t choose(std::uint32_t number, std::int64_t size) {
   return number % size;
 }
 
+bool share_a_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
 at::Tensor fit(const at::Tensor& tensor, const at::Tensor& like) {
   return at::is_expandable_to(tensor.sizes(), like.sizes()) ? tensor : tensor.flatten().select(0, 0);
 }

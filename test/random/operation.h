@@ -76,6 +76,9 @@ using Operations = std::vector<Operation>;
 // `number` modulo `size`. Throws if there is nothing to choose from.
 [[nodiscard]] std::int64_t choose(std::uint32_t number, std::int64_t size);
 
+// By the StorageImpl: is_alias_of() reads the address of memory, which a managed storage may not have.
+[[nodiscard]] bool share_a_storage(const at::Tensor& a, const at::Tensor& b);
+
 // Something that broadcasts to `like`'s sizes: `tensor` itself if it does, else its first value.
 [[nodiscard]] at::Tensor fit(const at::Tensor& tensor, const at::Tensor& like);
 

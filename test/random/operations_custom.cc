@@ -57,7 +57,7 @@ struct GetsThrice : torch::autograd::Function<GetsThrice> {
     const auto second = context->get_saved_variables();
     const auto third = context->get_saved_variables();
     for (std::size_t i = 0; i < first.size(); ++i) {
-      TORCH_CHECK(first[i].is_alias_of(second[i]) && first[i].is_alias_of(third[i]),
+      TORCH_CHECK(share_a_storage(first[i], second[i]) && share_a_storage(first[i], third[i]),
                   "a save was made once more while it was held");
     }
     return {gradients[0] * second[1], gradients[0] * third[0]};

@@ -11,7 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "offload/base/managed_key.h"
+#include "offload/managed/observed_operations.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {
@@ -26,12 +26,9 @@ void resize(const at::Tensor& tensor, std::size_t bytes) {
   }
 }
 
-// All bytes of its storage, with a version counter of their own. The new tensor is none that ebb manages, and so an
-// operation on the tensor itself comes first.
+// All bytes of its storage, with a version counter of their own. The new tensor is none that ebb manages: whoever asks
+// has the bytes on the device.
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  if (is_managed(tensor)) {
-    static_cast<void>(tensor.detach().clone());
-  }
   const auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
   at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte));
   all.set_(tensor.storage(), 0, {bytes}, {1});
@@ -41,7 +38,9 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 // Without memory while this lives, and then with the same bytes somewhere else.
 class Emptied {
  public:
-  explicit Emptied(at::Tensor tensor) : tensor_(std::move(tensor)), bytes_(bytes_of(tensor_).clone()) {
+  explicit Emptied(at::Tensor tensor) : tensor_(std::move(tensor)) {
+    const OnDevice here({tensor_});
+    bytes_ = bytes_of(tensor_).clone();
     resize(tensor_, 0);
     taken_ = at::full_like(bytes_, 0xff);  // likely where the tensor was
   }
@@ -55,7 +54,7 @@ class Emptied {
 
  private:
   const at::Tensor tensor_;
-  const at::Tensor bytes_;
+  at::Tensor bytes_;
   at::Tensor taken_;
 };
 
@@ -69,7 +68,8 @@ at::Tensor swap_data(const Tensors& x, const Numbers& /*n*/) {
   }
   at::Tensor first = x[0];
   at::Tensor second = x[1];
-  if (first.sizes() == second.sizes() && first.scalar_type() == second.scalar_type() && !first.is_alias_of(second)) {
+  if (first.sizes() == second.sizes() && first.scalar_type() == second.scalar_type() &&
+      !share_a_storage(first, second)) {
     const at::Tensor data = first.variable_data();
     first.set_data(second.variable_data());
     second.set_data(data);

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
@@ -24,8 +25,9 @@ namespace ebb {
 namespace {
 
 // Runs it as a region where the program runs with ebb, and as it is where not.
-at::Tensor region(const Run& run, const CheckpointedFunction& function, const Tensors& inputs) {
-  return run.offloader() == nullptr ? function(inputs)[0] : checkpoint(function, inputs)[0];
+at::Tensor region(const Run& run, const CheckpointedFunction& function, const Tensors& inputs,
+                  EarlyStop early_stop = EarlyStop::kNo) {
+  return run.offloader() == nullptr ? function(inputs)[0] : checkpoint(function, inputs, early_stop)[0];
 }
 
 std::uint64_t device_bytes() { return dynamic_cast<SimulatedDeviceAllocator&>(*c10::GetCPUAllocator()).bytes().now; }
@@ -293,7 +295,8 @@ TEST_CASE_METHOD(NoLeak, "a function that saves something else the second time i
   forget_failed_backward();
 }
 
-TEST_CASE_METHOD(NoLeak, "a second run ends where nothing more is needed") {
+TEST_CASE_METHOD(NoLeak, "a second run ends where nothing more is needed, if it may") {
+  const EarlyStop early_stop = GENERATE(EarlyStop::kNo, EarlyStop::kYes);
   expect_parity([&](const Run& run) {
     Inputs in;
     const at::Tensor weight = in.leaf({16, 16});
@@ -303,9 +306,9 @@ TEST_CASE_METHOD(NoLeak, "a second run ends where nothing more is needed") {
       ++ends;
       return {y + 1};
     };
-    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}));
+    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}, early_stop));
     loss.backward();
-    CHECK(ends == 1);
+    CHECK(ends == (run.offloader() == nullptr || early_stop == EarlyStop::kYes ? 1 : 2));
     return in.gradients();
   });
 }
@@ -327,12 +330,59 @@ TEST_CASE_METHOD(NoLeak, "a function may catch what ends its second run, and go 
       }
       return {again ? at::matmul(y, weight).sin() : y};
     };
-    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}));
+    const at::Tensor loss = in.loss(region(run, function, {in.activation({4, 16})}, EarlyStop::kYes));
     loss.backward({}, /*retain_graph=*/true);
     loss.backward();
     return in.gradients();
   });
   CHECK(caught > 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "a second run does not end before its last operation has filled what it saved") {
+  expect_parity([&](const Run& run) {
+    at::manual_seed(5);
+    Inputs in;
+    const at::Tensor weight = in.leaf({16, 16});
+    const CheckpointedFunction function = [weight](const Tensors& x) -> Tensors {
+      return {at::rrelu(at::matmul(x[0], weight), 0.1, 0.9, /*training=*/true)};  // saves its noise, and then draws it
+    };
+    in.loss(region(run, function, {in.activation({4, 16})}, EarlyStop::kYes)).backward();
+    return in.gradients();
+  });
+}
+
+TEST_CASE_METHOD(NoLeak, "the random state is put back after a second run that ended early") {
+  const CheckpointedFunction function = [](const Tensors& x) -> Tensors {
+    const at::Generator generator = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = generator.get_state();
+    at::manual_seed(5);
+    const at::Tensor y = at::dropout(x[0], 0.5, /*train=*/true);
+    at::Generator(generator).set_state(state);
+    return {y};
+  };
+  Inputs in;
+  const at::Tensor loss = checkpoint(function, {in.activation({4, 16})}, EarlyStop::kYes)[0].sum();
+  const at::Tensor before = at::detail::getDefaultCPUGenerator().get_state();
+  loss.backward();
+  CHECK(at::equal(before, at::detail::getDefaultCPUGenerator().get_state()));
+}
+
+TEST_CASE_METHOD(NoLeak, "what a function throws while its second run ends early arrives") {
+  Inputs in;
+  int runs = 0;
+  const at::Tensor loss = checkpoint(
+      [&runs](const Tensors& x) -> Tensors {
+        try {
+          ++runs;
+          return {x[0].sin().sum()};
+        } catch (...) {
+          throw std::domain_error("odd");
+        }
+      },
+      {in.activation({8})}, EarlyStop::kYes)[0];
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("odd"));
+  forget_failed_backward();
+  CHECK(runs == 2);
 }
 
 TEST_CASE_METHOD(NoLeak, "a second run ends in a region that lies in the region") {
@@ -346,11 +396,11 @@ TEST_CASE_METHOD(NoLeak, "a second run ends in a region that lies in the region"
       return block(x);
     };
     const CheckpointedFunction outer = [&](const Tensors& x) -> Tensors {
-      const at::Tensor y = region(run, inner, {x[0].sin()});
+      const at::Tensor y = region(run, inner, {x[0].sin()}, EarlyStop::kYes);
       ++ends;
       return {y + 1};
     };
-    const at::Tensor loss = in.loss(region(run, outer, {in.activation({4, 16})}));
+    const at::Tensor loss = in.loss(region(run, outer, {in.activation({4, 16})}, EarlyStop::kYes));
     inner_runs = ends = 0;
     loss.backward();
     CHECK(inner_runs == (run.offloader() == nullptr ? 0 : 1));  // the outer region needs the inner one's input only

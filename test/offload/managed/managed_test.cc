@@ -1,7 +1,9 @@
 // Parameters whose bytes are on the device around their uses only, beside the same parameters that stay.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <sstream>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -9,6 +11,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/serialize/archive.h>
 
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
@@ -83,6 +86,28 @@ void check_equal(const std::vector<at::Tensor>& expected, const std::vector<at::
   }
 }
 
+bool is_away(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
+
+// What reads a tensor's memory without an operation.
+std::vector<std::function<void(const at::Tensor&)>> raw_accesses() {
+  return {
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.data_ptr<float>()); },
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.const_data_ptr()); },
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.mutable_data_ptr()); },
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.storage().data()); },
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.storage().data_ptr()); },
+      [](const at::Tensor& tensor) { static_cast<void>(tensor.storage().mutable_data()); },
+      [](const at::Tensor& tensor) {
+        std::ostringstream out;
+        torch::serialize::OutputArchive archive;
+        archive.write("tensor", tensor);
+        archive.save_to(out);
+      },
+  };
+}
+
 TEST_CASE("managed parameters train to the same bits, with few of them on the device", "[managed]") {
   const std::vector<at::Tensor> expected = train(make_weights(8), nullptr);
   const std::uint64_t bound = GENERATE(0U, 3 * kBytes, 100 * kBytes);
@@ -126,13 +151,17 @@ TEST_CASE("a managed parameter has no memory while its bytes are at home", "[man
   {
     const std::vector<at::Tensor> weights = make_weights(2);
     const at::Tensor before = weights[0].detach().clone();
+    const at::Tensor alias = weights[0].detach();
     rig.offloader().manage(weights, within(0));
     CHECK(is_managed(weights[0]));
     CHECK(is_managed(weights[0].t()));
     CHECK_FALSE(is_managed(before));
-    CHECK(weights[0].storage().data() == nullptr);
+    CHECK(is_away(weights[0]));
     CHECK(weights[0].storage().nbytes() == kBytes);
-    CHECK_THROWS_WITH(weights[0].data_ptr<float>(), Catch::Contains("not allocated"));
+    for (const auto& access : raw_accesses()) {
+      CHECK_THROWS_WITH(access(weights[0]), Catch::Contains("are at home"));
+    }
+    CHECK_THROWS_WITH(alias.sum(), Catch::Contains("are at home"));
     CHECK(at::equal(weights[0], before));
     CHECK(at::equal(weights[0].select(0, 3), before.select(0, 3)));
     {
@@ -140,7 +169,7 @@ TEST_CASE("a managed parameter has no memory while its bytes are at home", "[man
       weights[0].select(0, 1).fill_(7);  // through a view
     }
     CHECK(weights[1].sum().item<float>() == weights[1].sum().item<float>());  // and the first goes home meanwhile
-    CHECK(weights[0].storage().data() == nullptr);
+    CHECK(is_away(weights[0]));
     CHECK(at::equal(weights[0].select(0, 1), at::full({kWidth}, 7)));
   }
 }
