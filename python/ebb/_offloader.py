@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,10 @@ def _choice(kind: Any, name: str, value: str) -> Any:
     except KeyError:
         choices = " or ".join(repr(each) for each in kind.__members__)
         raise ValueError(f"ebb: {name} is {value!r}, and must be {choices}") from None
+
+
+def _nothing(parameter: torch.Tensor) -> None:
+    pass
 
 
 class Offloader:
@@ -191,6 +196,55 @@ class Offloader:
                 self._core.exclude(each)
             else:
                 raise TypeError(f"ebb: exclude() got {each!r}, and takes tensors and modules")
+
+    def manage(
+        self,
+        what: torch.nn.Module | Iterable[torch.Tensor],
+        *,
+        device_bytes: Size = 0,
+        prefetch_bytes: Size | None = None,
+        minimum_bytes: Size = "1MiB",
+        gradients: bool = True,
+        which: Callable[[str, torch.Tensor], bool] | None = None,
+    ) -> None:
+        """Keeps parameters in host memory, or without a GPU on the disk, and has them on the device around their uses.
+
+        The training loop and torch's optimizers stay as they are: each operation on a managed tensor finds its bytes,
+        and gives the bits that it always gave. Gradients, and the states that an optimizer makes by zeros_like, live
+        beside their parameters. The order of uses is learned, and what comes next is prefetched. Make the optimizer with
+        foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
+
+        what: a module, of which the parameters are managed, or tensors.
+        device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs.
+        prefetch_bytes: how far ahead to fetch; None: half of device_bytes.
+        minimum_bytes: smaller tensors stay on the device.
+        gradients: whether gradients leave, too, each when backward has accumulated the next one.
+        which: of a module's parameters, those for which which(name, parameter) is true.
+
+        Whatever reads memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel) gets RuntimeError
+        while the bytes are away: save copies, as {name: each.detach().cpu().clone() for ...}.
+
+        Raises ValueError for what is not dense or on another device, and RuntimeError where there is no room, or where
+        another offloader manages a tensor.
+        """
+        if isinstance(what, torch.nn.Module):
+            named = what.named_parameters()
+            tensors = [each for name, each in named if which is None or which(name, each)]
+        elif which is not None:
+            raise TypeError("ebb: manage() takes `which` with a module only")
+        else:
+            tensors = list(what)
+        for each in tensors:
+            if gradients and each.is_leaf and each.requires_grad:
+                # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
+                each.register_post_accumulate_grad_hook(_nothing)
+        self._core.manage(
+            tensors,
+            to_bytes("device_bytes", device_bytes),
+            None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
+            to_bytes("minimum_bytes", minimum_bytes),
+            gradients,
+        )
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

@@ -1,13 +1,16 @@
 #include "offload/offloader.h"
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <pybind11/stl.h>
 
 #include "offload/guard.h"
+#include "offload/parameters.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
 
@@ -60,6 +63,19 @@ void bind_offloader(py::module_& module) {
       .def(
           "exclude", [](Offloader& offloader, const at::Tensor& tensor) { offloader.exclude(tensor); },
           py::arg("tensor"), Released())
+      .def(
+          "manage",
+          [](Offloader& offloader, const std::vector<at::Tensor>& tensors, std::uint64_t device_bytes,
+             std::optional<std::uint64_t> prefetch_bytes, std::uint64_t minimum_bytes, bool gradients) {
+            Parameters how;
+            how.device_bytes = device_bytes;
+            how.prefetch_bytes = prefetch_bytes;
+            how.minimum_bytes = minimum_bytes;
+            how.gradients = gradients;
+            offloader.manage(tensors, how);
+          },
+          py::arg("tensors"), py::arg("device_bytes"), py::arg("prefetch_bytes"), py::arg("minimum_bytes"),
+          py::arg("gradients"), Released())
       .def("drain", &Offloader::drain, Released())
       .def("evict", &Offloader::evict, py::arg("bytes"), Released())
       .def("stats", &Offloader::stats, Released())

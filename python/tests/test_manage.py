@@ -1,0 +1,162 @@
+import contextlib
+import copy
+
+import pytest
+import torch
+
+import ebb
+
+
+def new_model():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(32, 16),
+        torch.nn.Linear(16, 64),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(64, 16),
+        torch.nn.LayerNorm(16),
+        torch.nn.Linear(16, 32, bias=False),
+    )
+    model[6].weight = model[0].weight  # tied
+    return model
+
+
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "AdamW, foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=True),
+    "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+    "AdamW, amsgrad": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, amsgrad=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
+}
+
+
+def train(model, optimizer, guard, steps=10, first=0):
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    seen = []
+    for step in range(first, first + steps):
+        for micro_batch in range(2):
+            torch.manual_seed(100 * step + micro_batch)
+            tokens = torch.randint(0, 32, (4, 8))
+            with guard:
+                logits = model(tokens)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.roll(1, 1).flatten())
+            loss.backward()
+        seen.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        schedule.step()
+        seen.append(loss.detach())
+    return seen + [each.detach().clone() for each in model.parameters()]
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.fixture
+def home():
+    return ebb.Offloader(device="cpu", policy=ebb.policies.minimum_size(1))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("device_bytes", [0, "8KiB", "1GiB"])
+@pytest.mark.parametrize("saves_move", [False, True])
+def test_managed_parameters_train_to_the_same_bits(home, optimizer, device_bytes, saves_move):
+    plain = new_model()
+    expected = train(plain, OPTIMIZERS[optimizer](plain.parameters()), contextlib.nullcontext())
+    model = new_model()
+    home.manage(model, device_bytes=device_bytes, minimum_bytes=0)
+    guard = home if saves_move else contextlib.nullcontext()
+    assert_equal(train(model, OPTIMIZERS[optimizer](model.parameters()), guard), expected)
+
+
+def test_training_goes_on_from_a_checkpoint(home, tmp_path):
+    plain = new_model()
+    optimizer = OPTIMIZERS["AdamW"](plain.parameters())
+    train(plain, optimizer, home)
+    expected = train(plain, optimizer, home, first=10)
+
+    model = new_model()
+    home.manage(model, minimum_bytes=0)
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    train(model, optimizer, home)
+    with pytest.raises(RuntimeError, match="are at home"):
+        torch.save(model.state_dict(), tmp_path / "refused.pt")
+    copies = {name: each.clone() for name, each in model.state_dict().items()}
+    states = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, optimizer.state_dict())
+    torch.save((copies, states), tmp_path / "checkpoint.pt")
+
+    model = new_model()
+    home.manage(model, minimum_bytes=0)
+    optimizer = OPTIMIZERS["AdamW"](model.parameters())
+    weights, states = torch.load(tmp_path / "checkpoint.pt")
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+    assert_equal(train(model, optimizer, home, first=10), expected)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda each: each.detach().numpy(),
+        lambda each: each.detach().tolist(),
+        lambda each: each.data_ptr(),
+        lambda each: each.untyped_storage().data_ptr(),
+        lambda each: each.untyped_storage().tolist(),
+        lambda each: torch.utils.dlpack.to_dlpack(each.detach()),
+    ],
+)
+def test_what_reads_memory_without_an_operation_is_refused(home, read):
+    model = new_model()
+    home.manage(model, minimum_bytes=0)
+    with pytest.raises(RuntimeError, match="are at home"):
+        read(model[1].weight)
+
+
+def test_what_operations_read_is_there(home):
+    model, plain = new_model(), new_model()
+    home.manage(model, minimum_bytes=0)
+    assert repr(model[1].weight) == repr(plain[1].weight)
+    assert torch.equal(copy.deepcopy(model)[1].weight, plain[1].weight)
+    assert model[1].weight.detach().clone().tolist() == plain[1].weight.tolist()
+    assert model[1].weight[3, 5].item() == plain[1].weight[3, 5].item()
+    assert torch.equal(model[1].weight.data.half(), plain[1].weight.data.half())
+
+
+def test_hooks_of_the_program_are_called(home):
+    model = new_model()
+    called = []
+    model[1].weight.register_post_accumulate_grad_hook(lambda each: called.append("before"))
+    home.manage(model, minimum_bytes=0)
+    model[1].weight.register_post_accumulate_grad_hook(lambda each: called.append("after"))
+    model(torch.arange(8)).sum().backward()
+    assert called == ["before", "after"]
+    with pytest.raises(RuntimeError, match="are at home"):
+        model[1].weight.grad.numpy()
+
+
+def test_some_parameters_may_be_chosen(home):
+    model = new_model()
+    home.manage(model, minimum_bytes=0, which=lambda name, each: name.startswith("1."))
+    with pytest.raises(RuntimeError, match="are at home"):
+        model[1].weight.data_ptr()
+    assert model[4].weight.data_ptr() != 0
+
+
+def test_small_parameters_stay_by_default(home):
+    model = new_model()
+    home.manage(model)
+    assert model[1].weight.data_ptr() != 0
+
+
+def test_what_cannot_be_managed_is_refused(home):
+    with pytest.raises(ValueError, match="dense"):
+        home.manage([torch.eye(4).to_sparse()])
+    with pytest.raises(TypeError, match="module"):
+        home.manage([torch.ones(4)], which=lambda name, each: True)
+    with pytest.raises(ValueError, match="device_bytes"):
+        home.manage([torch.ones(4)], device_bytes="many")
