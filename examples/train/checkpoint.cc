@@ -142,7 +142,7 @@ void save_checkpoint(const std::filesystem::path& file, const Llama& model, torc
   }
   TensorFileWriter out(file, texts, specs);
   for (const auto& [name, tensor] : tensors) {
-    out.append(bytes_of(tensor.to(c10::kCPU).contiguous()));
+    out.append(bytes_of(tensor.to(tensor.options().device(c10::kCPU), /*non_blocking=*/false, /*copy=*/true)));
   }
   out.commit();
 }

@@ -144,6 +144,12 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->transform(size)
       ->group(group);
   app.add_option(
+         "--manage", o.managed_bytes,
+         "Keep weights, gradients and optimizer in host memory, or without a GPU on the disk, but for so much of "
+         "them at a time")
+      ->transform(size)
+      ->group(group);
+  app.add_option(
          "--recompute", o.recompute,
          "What to compute again in backward instead of moving it: none, cheap (elementwise operations, norms) or "
          "all (matmul and attention too) (default: none)")
@@ -192,6 +198,7 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
   add_ebb_flags(app, options, no_offload, pageable);
   add_plan_flags(app, options);
   app.get_option("--compare")->excludes(no_offload);
+  app.get_option("--manage")->excludes(no_offload);
   if (const std::optional<int> status = parse_command_line(app, argc, argv)) {
     return status;
   }

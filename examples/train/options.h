@@ -44,6 +44,8 @@ struct TrainOptions {
 
   bool offload = true;
   std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
+  std::optional<std::uint64_t>
+      managed_bytes;  // parameters, gradients and optimizer live at home, but for so many bytes
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan
   Recompute recompute = Recompute::kNo;             // storages of at most this cost are recomputed instead of moved

@@ -13,6 +13,7 @@
 #include "examples/train/sample.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "offload/parameters.h"
 
 namespace ebb {
 namespace {
@@ -79,6 +80,17 @@ Trainer::Trainer(const TrainOptions& options, std::string_view text, c10::Device
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::manage(Offloader& offloader, std::uint64_t device_bytes, std::uint64_t minimum_bytes) {
+  Parameters how;
+  how.device_bytes = device_bytes;
+  how.minimum_bytes = minimum_bytes;
+  offloader.manage(*state_->model, how);
+  for (const auto& [parameter, state] : state_->optimizer.state()) {  // of a checkpoint; others are made at home
+    const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
+    offloader.manage({moments.exp_avg(), moments.exp_avg_sq()}, how);
+  }
+}
 
 float Trainer::step(std::int64_t index, Offloader& offloader) {
   const auto loss = state_->run(index, offloader);

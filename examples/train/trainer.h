@@ -27,6 +27,10 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
+  // Has the offloader keep weights, gradients and the optimizer's states at home, at most `device_bytes` of them on the
+  // device at a time, and those below `minimum_bytes` always.
+  void manage(Offloader& offloader, std::uint64_t device_bytes, std::uint64_t minimum_bytes);
+
   // Forward, backward and update on the batch of `index`; returns the loss. Waits for the device.
   float step(std::int64_t index, Offloader& offloader);
 
