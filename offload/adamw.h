@@ -8,6 +8,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 
+#include "streams/base/mutex.h"
+
 namespace ebb {
 
 // When an optimizer updates parameters.
@@ -16,7 +18,8 @@ enum class UpdateIn : std::uint8_t {
 
   // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
   // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
-  // the norm of all gradients. step() then updates what has a gradient all the same, and mostly nothing.
+  // the norm of all gradients. A backward pass inside of another (a reentrant checkpoint) would update by a part of a
+  // gradient: do not use the two together. step() updates what still has a gradient.
   kBackward,
 };
 
@@ -69,6 +72,7 @@ class AdamW final : public torch::optim::Optimizer {
   void update(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
   AdamWState& state_of(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
 
+  Mutex mutex_;                   // of state_: leaves of several devices have their gradients on several threads
   std::shared_ptr<AdamW*> self_;  // for the hooks of parameters, which may outlive the optimizer
 };
 

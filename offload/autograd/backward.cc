@@ -9,6 +9,7 @@
 namespace ebb {
 
 struct Backward::Parts {
+  const CountedBackward counted;
   const LendingPass lending;
   std::optional<EarlyPrefetch> early;
 };

@@ -36,6 +36,9 @@ void leave_function() {
 }
 
 bool is_leaving(const std::exception_ptr& thrown) {
+  if (thrown == nullptr) {  // no exception of C++'s: a thread that is being ended
+    return false;
+  }
   if (auto* const function = is_interpreters.load(std::memory_order_acquire); function != nullptr && function(thrown)) {
     return true;
   }

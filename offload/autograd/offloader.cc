@@ -190,7 +190,7 @@ Stats Offloader::stats() const {
     return {};
   }
   forget_ended_storages();
-  return runtime->residency().stats();
+  return runtime->stats();
 }
 
 std::string Offloader::summary() const {

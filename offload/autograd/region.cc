@@ -345,16 +345,21 @@ void Region::run_again() {
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
   const Run second(shared_from_this(), Which::kSecondRun);
+  const auto put_random_state_back_if_left = [&] {  // the function may not have put it back itself
+    const MutexLock lock(mutex_);
+    if (is_left_) {
+      as_in_forward.put_random_state_back();
+    }
+  };
   try {
     static_cast<void>(function_(inputs));
   } catch (...) {
+    put_random_state_back_if_left();
     if (!is_leaving(std::current_exception())) {
       throw;
     }
   }
-  if (const MutexLock lock(mutex_); is_left_) {  // the function may not have put it back itself
-    as_in_forward.put_random_state_back();
-  }
+  put_random_state_back_if_left();
   if (planned) {
     planned->saves(collected_bytes(inputs));
   }

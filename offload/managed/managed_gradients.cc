@@ -50,7 +50,7 @@ class WholeGradients {
       is_first = std::exchange(backward_, backward_here()) != backward_here();
     }
     manage(std::move(before));
-    if (is_first) {
+    if (is_first && in_backward()) {
       torch::autograd::Engine::get_default_engine().queue_callback([this] { manage_all(); });
     }
   }
@@ -66,7 +66,11 @@ class WholeGradients {
     manage(std::move(whole));
   }
 
+  // Gradients that may not be managed now stay where they are.
   static void manage(std::vector<Whole> whole) {
+    if (backward_passes() > 1) {  // another pass may be adding to one of them
+      return;
+    }
     for (const Whole& each : whole) {
       const std::shared_ptr<ManagedSet> set = each.set.lock();
       const at::Tensor gradient(each.gradient.lock());

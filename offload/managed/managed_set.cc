@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -54,6 +55,10 @@ void ManagedSet::give_back(std::uint32_t item) {
 }
 
 std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot) {
+  residency_->check_process();
+  if (storage.data_ptr().get_context() == nullptr) {
+    throw std::invalid_argument("ebb: memory that LibTorch does not own (from_blob, shared memory) cannot be managed");
+  }
   Stored ended;  // destroyed after the lock is released, and before a home is looked for
   std::optional<std::uint32_t> item;
   if (slot != nullptr) {
@@ -81,6 +86,11 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
 }
 
 void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
+  residency_->check_process();
+  TORCH_CHECK(
+      !residency_->tier().captures(),
+      "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "
+      "memory that comes and goes");
   for (const Stored& storage : storages) {
     note_use(*storage);
     if (!storage->is_on_device()) {
@@ -126,7 +136,7 @@ bool ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in) {
     if (last == nullptr) {
       return false;
     }
-    if (!last->leave(stash_, limits_.device_bytes) && last->is_on_device()) {
+    if (!last->leave(stash_, limits_.device_bytes) && last->is_on_device() && !last->is_in_use()) {
       if (last->is_alive()) {
         return false;
       }
@@ -179,6 +189,7 @@ void ManagedSet::prefetch_expected() {
       return true;
     });
   }
+  const Residency::Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
     if (!make_room(each.storage->bytes(), each.in) || !each.storage->prefetch()) {
       return;
@@ -195,6 +206,17 @@ void ManagedSet::send_home() {
   for (const Stored& each : all) {
     if (each != nullptr) {
       each->leave(stash_, limits_.device_bytes);
+    }
+  }
+}
+
+void ManagedSet::add_to(Stats& stats) {
+  stats.managed_on_device = {on_device_.now_bytes(), on_device_.peak_bytes(), limits_.device_bytes};
+  const MutexLock lock(mutex_);
+  for (const Stored& each : storages_) {
+    if (each != nullptr && each->is_alive()) {
+      ++stats.managed.tensors;
+      stats.managed.bytes += each->bytes();
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
 #include "offload/residency/stash.h"
+#include "offload/stats.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
@@ -67,7 +68,12 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // Lets go of the homes of storages that the program has let go of.
   void forget_the_dead();
 
+  [[nodiscard]] std::uint64_t device_bytes() const { return limits_.device_bytes; }
+
   [[nodiscard]] const Gauge& on_device() const { return on_device_; }
+
+  // Sets `managed` and `managed_on_device`.
+  void add_to(Stats& stats);
 
  private:
   using Stored = std::shared_ptr<ManagedStorage>;

@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "offload/base/log.h"
@@ -20,6 +22,18 @@ struct AccessTo {
 bool& refuses_access(c10::StorageImpl& storage);
 template struct AccessTo<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
+template <auto Member>
+struct AccessToCheck {
+  friend bool& checks_access(c10::StorageImpl& storage) { return storage.*Member; }
+};
+bool& checks_access(c10::StorageImpl& storage);
+template struct AccessToCheck<&c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+void refuse_access(c10::StorageImpl& storage, bool refuse) {
+  refuses_access(storage) = refuse;
+  checks_access(storage) = refuse;
+}
+
 const void* data_without_checks(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().get(); }
 
 }  // namespace
@@ -35,10 +49,15 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage&
       home_(std::move(home)),
       data_(storage.data()),
       lease_(on_device.hold(bytes_)) {
-  storage.unsafeGetStorageImpl()->get_extra_meta().custom_data_ptr_error_msg_ =
-      "ebb: the bytes of this tensor are at home, and were asked for without an operation on the tensor (data_ptr(), "
-      "numpy(), torch::save, another tensor of the same storage). Take a copy first, such as tensor.clone() or "
-      "tensor.cpu().";
+  c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
+  if (!owner_.device().is_cpu()) {  // the memory may be another stream's: it is freed behind this one, too
+    c10::impl::VirtualGuardImpl(owner_.device().type()).recordDataPtrOnStream(impl.data_ptr(), owner_);
+  }
+  impl.get_extra_meta().custom_data_ptr_error_msg_ =
+      "ebb: this tensor's memory is managed and comes and goes, and was asked for without an operation on the tensor "
+      "(data_ptr(), numpy(), torch::save, an older tensor of the same storage). Take a copy first, such as "
+      "tensor.clone() or tensor.cpu().";
+  refuse_access(impl, true);
 }
 
 ManagedStorage::~ManagedStorage() {
@@ -56,17 +75,17 @@ void ManagedStorage::end_use(bool written) noexcept {
   const MutexLock lock(mutex_);
   --uses_;
   in_use_now_ = uses_ > 0;
-  if (!written || state_ != State::kInstalled) {
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  if (!storage || state_ == State::kReleased) {
     return;
   }
-  is_written_ = true;
-  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-  if (storage) {
-    release_if_replaced_locked(*storage);
-  }
+  is_written_ = is_written_ || (written && state_ == State::kInstalled);
+  release_if_replaced_locked(*storage);
+  refuse_access(*storage, uses_ == 0 && state_ != State::kReleased);
 }
 
 bool ManagedStorage::bring(c10::Stream stream) {
+  c10::DataPtr unwanted;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
@@ -74,9 +93,10 @@ bool ManagedStorage::bring(c10::Stream stream) {
   if (state_ == State::kReleased) {
     return false;
   }
-  if (state_ != State::kInstalled && data_without_checks(*storage) != nullptr) {  // given other memory while away
-    refuses_access(*storage) = false;
-    const c10::DataPtr unwanted = drop_arriving_locked();
+  const bool has_memory = data_without_checks(*storage) != nullptr;
+  if (state_ != State::kInstalled && (has_memory || storage->nbytes() != bytes_)) {  // resized or replaced while away
+    refuse_access(*storage, false);
+    unwanted = drop_arriving_locked();
     state_ = State::kReleased;
     return false;
   }
@@ -88,7 +108,7 @@ bool ManagedStorage::bring(c10::Stream stream) {
     try {
       tier_.wait(WaitPoint::kUseAfterIn, owner_, arrived_);
     } catch (...) {
-      const c10::DataPtr unwanted = drop_arriving_locked();
+      unwanted = drop_arriving_locked();
       throw;
     }
     install_locked(*storage);
@@ -97,6 +117,7 @@ bool ManagedStorage::bring(c10::Stream stream) {
     tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
     add_user_locked(stream);
   }
+  refuse_access(*storage, false);
   tier_.used(stream, data_, bytes_);
   return is_fetch;
 }
@@ -129,7 +150,11 @@ bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexce
       return true;
     }
     const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-    if (state_ != State::kInstalled || !storage || !is_as_installed_locked(*storage)) {
+    if (state_ != State::kInstalled || !storage) {
+      return false;
+    }
+    release_if_replaced_locked(*storage);
+    if (state_ == State::kReleased || c10::impl::cow::is_cow_data_ptr(storage->_mutable_data_ptr_no_checks())) {
       return false;
     }
     // Whatever may fail comes before the bytes leave.
@@ -141,8 +166,8 @@ bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexce
     if (is_written) {
       start_copy_out_locked();
     }
-    refuses_access(*storage) = true;
-    memory = storage->set_data_ptr(c10::DataPtr(nullptr, tier_.device()));
+    memory = std::exchange(storage->_mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
+    refuse_access(*storage, true);
     state_ = State::kHome;
     on_device_now_ = false;
     *lease = std::exchange(lease_, {});
@@ -179,8 +204,7 @@ void ManagedStorage::start_copy_in_locked() {
 
 void ManagedStorage::install_locked(c10::StorageImpl& storage) {
   data_ = memory_.get();
-  refuses_access(storage) = false;
-  storage.set_data_ptr_noswap(std::exchange(memory_, {}));
+  storage._mutable_data_ptr_no_checks() = std::exchange(memory_, {});
   users_.clear();
   is_written_ = false;
   state_ = State::kInstalled;
@@ -222,16 +246,17 @@ void ManagedStorage::start_copy_out_locked() {
 }
 
 // kInstalled -> kReleased where the program has resized the storage, or given it other memory.
-void ManagedStorage::release_if_replaced_locked(const c10::StorageImpl& storage) {
+void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
   if (state_ == State::kInstalled && !is_as_installed_locked(storage)) {
+    refuse_access(storage, false);
     state_ = State::kReleased;
     on_device_now_ = false;
     lease_ = {};
   }
 }
 
-bool ManagedStorage::is_as_installed_locked(const c10::StorageImpl& storage) const {
-  return storage.data_ptr().get() == data_ && storage.nbytes() == bytes_;
+bool ManagedStorage::is_as_installed_locked(c10::StorageImpl& storage) const {
+  return data_without_checks(storage) == data_ && storage.nbytes() == bytes_;
 }
 
 }  // namespace ebb

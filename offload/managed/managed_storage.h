@@ -22,8 +22,9 @@ namespace ebb {
 
 // A storage of the program's whose bytes live in a block of a tier, their home, and are on the device around their uses
 // only. The program's StorageImpl stays the same, so views, tied weights and everything else that shares the storage
-// see each write: while the bytes are away, the StorageImpl has its size and no memory, and throws where somebody asks
-// for its memory.
+// see each write: while the bytes are away, the StorageImpl has its size and no memory. Whoever asks for the memory
+// outside of a use gets an error, wherever the bytes are, because a pointer would outlive the memory, and nobody would
+// know of a write.
 //
 // kHome       The home alone has the bytes, or gets them by a copy out that is under way.
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
@@ -84,8 +85,8 @@ class ManagedStorage {
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
   void start_copy_out_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::DataPtr drop_arriving_locked() noexcept EBB_REQUIRES(mutex_);
-  void release_if_replaced_locked(const c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
-  [[nodiscard]] bool is_as_installed_locked(const c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
+  void release_if_replaced_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool is_as_installed_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
 
   Tier& tier_;
   Gauge& on_device_;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,7 @@
 #include <torch/library.h>
 
 #include "offload/base/backward_pass.h"
+#include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "streams/base/mutex.h"
 
@@ -44,7 +47,7 @@ class Registry {
   };
   struct Found {
     std::shared_ptr<ManagedStorage> managed;
-    ManagedSet* set = nullptr;  // lives as long as `managed`'s storage
+    std::shared_ptr<ManagedSet> set;
   };
 
   static Registry& all() {
@@ -55,7 +58,7 @@ class Registry {
   [[nodiscard]] Found find(const c10::StorageImpl* storage) {
     const SharedLock lock(mutex_);
     const auto known = entries_.find(storage);
-    return known == entries_.end() ? Found{} : Found{known->second.managed.lock(), known->second.set.get()};
+    return known == entries_.end() ? Found{} : Found{known->second.managed.lock(), known->second.set};
   }
 
   // The set that manages a storage; null if none does.
@@ -162,9 +165,9 @@ class Uses {
   }
 
  private:
-  c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
   c10::SmallVector<bool, 4> written_;
-  c10::SmallVector<ManagedSet*, 4> sets_;
+  c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;  // destroyed after the storages
+  c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
 };
 
 // Whether the operation takes a tensor's sizes and kind alone, and makes a new one of which all elements are equal.
@@ -185,6 +188,23 @@ class Deeper {
   Deeper& operator=(const Deeper&) = delete;
 };
 
+// Whether the operation reads and writes no bytes of its arguments, though it makes no views.
+bool touches_no_bytes(const c10::FunctionSchema& schema) {
+  static const auto* const names = new std::unordered_set<std::string>{
+      "aten::empty_like",        "aten::rand_like",      "aten::randn_like", "aten::new_empty",
+      "aten::new_empty_strided", "aten::new_zeros",      "aten::new_ones",   "aten::new_full",
+      "aten::is_same_size",      "aten::requires_grad_", "aten::detach_",    "aten::retain_grad"};
+  return names->contains(schema.name());
+}
+
+// Whether the operation may write to all of its arguments. Kernels from outside of LibTorch's core need not say what
+// they write to (c10d::allreduce_ does not), and neither do those that keep running statistics.
+bool may_write_anywhere(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return !(name.starts_with("aten::") || name.starts_with("prims::")) || name.find("batch_norm") != std::string::npos ||
+         name.find("instance_norm") != std::string::npos;
+}
+
 // Whether the operation makes views of its arguments and touches no bytes.
 bool only_makes_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
@@ -204,16 +224,127 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
 }
 
 void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state) {
-  if (set->takes(state) && !is_managed(state) && state.storage().use_count() == 1) {
+  if (!set->takes(state) || is_managed(state) || state.storage().use_count() != 1) {
+    return;
+  }
+  try {
     manage(set, state);
     set->fit();
+  } catch (const std::exception& error) {  // the state stays, which costs memory only
+    log_warning(error.what());
   }
 }
+
+// Whether the operation does the same to each place of its lists, as the ones with these names do but for those that
+// take a tensor with a number for each place.
+bool works_place_by_place(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return (name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_")) &&
+         std::ranges::none_of(schema.arguments(), [](const c10::Argument& argument) {
+           return argument.name() == "scalars" && argument.type()->kind() == c10::TypeKind::TensorType;
+         });
+}
+
+// The bound of the set that manages the first managed tensor in these lists.
+std::uint64_t bound_of(at::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& each : arguments) {
+    if (!each.isTensorList()) {
+      continue;
+    }
+    for (const c10::IValue& value : each.toListRef()) {
+      const at::Tensor& tensor = value.toTensor();
+      if (tensor.defined() && is_managed(tensor) && tensor.has_storage()) {
+        const auto set = Registry::all().set_of(tensor.storage().unsafeGetStorageImpl());
+        return set == nullptr ? ~std::uint64_t{0} : set->device_bytes();
+      }
+    }
+  }
+  return ~std::uint64_t{0};
+}
+
+// The lists of an operation that works place by place, and how it runs on a part of them.
+class InParts {
+ public:
+  InParts(const c10::OperatorHandle& operation, const torch::jit::Stack& stack)
+      : operation_(operation), arguments_(torch::jit::last(stack, operation.schema().arguments().size()).vec()) {
+    for (const c10::IValue& each : arguments_) {
+      if (each.isTensorList()) {
+        places_ = std::max(places_, each.toListRef().size());
+      }
+    }
+  }
+
+  // The ends of parts whose managed storages are within `bytes` each, or of one place.
+  [[nodiscard]] std::vector<std::size_t> ends(std::uint64_t bytes) const {
+    std::vector<std::size_t> ends;
+    std::uint64_t in_part = 0;
+    for (std::size_t place = 0; place < places_; ++place) {
+      std::uint64_t here = 0;
+      for (const c10::IValue& each : arguments_) {
+        if (is_cut(each) && each.isTensorList()) {
+          here += managed_bytes(each.toListRef()[place].toTensor());
+        }
+      }
+      if (place > 0 && in_part + here > bytes) {
+        ends.push_back(place);
+        in_part = 0;
+      }
+      in_part += here;
+    }
+    ends.push_back(places_);
+    return ends;
+  }
+
+  void run(const std::vector<std::size_t>& ends, torch::jit::Stack* stack) const {
+    torch::jit::drop(*stack, arguments_.size());
+    std::vector<c10::impl::GenericList> results;
+    std::size_t begin = 0;
+    for (const std::size_t end : ends) {
+      torch::jit::Stack part;
+      for (const c10::IValue& each : arguments_) {
+        part.push_back(is_cut(each) ? c10::IValue(cut(each.toList(), begin, end)) : each);
+      }
+      operation_.callBoxed(&part);  // is observed as an operation of its own
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        if (begin == 0) {
+          results.push_back(part[i].toList());
+        } else {
+          results[i].append(part[i].toList());
+        }
+      }
+      begin = end;
+    }
+    for (c10::impl::GenericList& each : results) {
+      stack->emplace_back(std::move(each));
+    }
+  }
+
+ private:
+  [[nodiscard]] bool is_cut(const c10::IValue& value) const {
+    return value.isList() && value.toListRef().size() == places_;
+  }
+
+  static c10::impl::GenericList cut(const c10::impl::GenericList& list, std::size_t begin, std::size_t end) {
+    c10::impl::GenericList part(list.elementType());
+    for (std::size_t place = begin; place < end; ++place) {
+      part.push_back(list.get(place));
+    }
+    return part;
+  }
+
+  static std::uint64_t managed_bytes(const at::Tensor& tensor) {
+    return tensor.defined() && is_managed(tensor) && tensor.has_storage() ? tensor.storage().nbytes() : 0;
+  }
+
+  const c10::OperatorHandle& operation_;
+  const std::vector<c10::IValue> arguments_;
+  std::size_t places_ = 0;
+};
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = operation.schema();
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kManagedKey);
-  if (only_makes_views(schema)) {
+  if (only_makes_views(schema) || touches_no_bytes(schema)) {
     operation.redispatchBoxed(below, stack);
     return;
   }
@@ -225,13 +356,21 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     }
     return;
   }
+  if (works_place_by_place(schema)) {
+    const InParts parts(operation, *stack);
+    if (const auto ends = parts.ends(bound_of(torch::jit::last(*stack, schema.arguments().size()))); ends.size() > 1) {
+      parts.run(ends, stack);
+      return;
+    }
+  }
   const Deeper deeper;  // what the operation makes for itself is no state
   Uses uses;
   const std::vector<c10::Argument>& arguments = schema.arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
+  const bool writes_anywhere = may_write_anywhere(schema);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::AliasInfo* const alias = arguments[i].alias_info();
-    uses.add(values[i], alias != nullptr && alias->isWrite());
+    uses.add(values[i], writes_anywhere || (alias != nullptr && alias->isWrite()));
   }
   uses.bring();
   operation.redispatchBoxed(below, stack);

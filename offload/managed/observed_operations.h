@@ -20,6 +20,9 @@ namespace ebb {
 // What reads memory without an operation (data_ptr(), numpy(), torch::save), or through a tensor that was made before
 // the storage was managed, gets c10::Error while the bytes are away.
 //
+// An operation on lists of tensors (_foreach_mul_, _fused_adamw_) does the same to each of them. Where the storages of
+// all take more than the set's bound, the operation runs on a part of the lists after the other.
+//
 // What a program makes with zeros_like and the like, without gradients and outside of backward, from a managed leaf
 // that requires gradients is managed, too: so optimizers make their states.
 

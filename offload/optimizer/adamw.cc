@@ -90,6 +90,9 @@ AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW
       continue;
     }
     for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.requires_grad()) {
+        continue;
+      }
       auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter);
       torch::autograd::impl::set_post_acc_grad_hooks(parameter,
                                                      std::make_unique<UpdateInBackward>(self_, std::move(hook)));
@@ -131,28 +134,33 @@ void AdamW::update_in_backward(const at::Tensor& parameter) {
 }
 
 AdamWState& AdamW::state_of(const at::Tensor& parameter, const AdamWOptions& options) {
-  std::unique_ptr<torch::optim::OptimizerParamState>& known = state_[parameter.unsafeGetTensorImpl()];
-  if (known == nullptr) {
-    auto state = std::make_unique<AdamWState>();
-    const at::TensorOptions kind =
-        needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
-    const auto zeros = [&] {
-      at::Tensor made = at::zeros_like(parameter, kind, at::MemoryFormat::Preserve);
-      manage_beside(parameter, made);
-      return made;
-    };
-    if (needs_master(parameter)) {
-      state->master = parameter.detach().to(at::kFloat);
-      manage_beside(parameter, state->master);
+  void* const key = parameter.unsafeGetTensorImpl();
+  {
+    const MutexLock lock(mutex_);
+    if (const auto known = state_.find(key); known != state_.end()) {
+      return static_cast<AdamWState&>(*known->second);
     }
-    state->exp_avg = zeros();
-    state->exp_avg_sq = zeros();
-    if (options.amsgrad()) {
-      state->max_exp_avg_sq = zeros();
-    }
-    known = std::move(state);
   }
-  return static_cast<AdamWState&>(*known);
+  auto state = std::make_unique<AdamWState>();
+  const at::TensorOptions kind = needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
+  const auto zeros = [&] {
+    at::Tensor made = at::zeros_like(parameter, kind, at::MemoryFormat::Preserve);
+    manage_beside(parameter, made);
+    return made;
+  };
+  if (needs_master(parameter)) {
+    state->master = parameter.detach().to(at::kFloat);
+    manage_beside(parameter, state->master);
+  }
+  state->exp_avg = zeros();
+  state->exp_avg_sq = zeros();
+  if (options.amsgrad()) {
+    state->max_exp_avg_sq = zeros();
+  }
+  AdamWState& made = *state;
+  const MutexLock lock(mutex_);
+  state_[key] = std::move(state);
+  return made;
 }
 
 // The operations of torch::optim::AdamW, one by one: fused kernels round differently.

@@ -61,6 +61,9 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   if (stats.evicted.tensors > 0) {
     text += line("evicted", stats.evicted);
   }
+  if (stats.managed.tensors > 0) {
+    text += line("managed", stats.managed);
+  }
   text += line("fetched", stats.fetched);
   text += line("still on the device", stats.reused);
   text += line("recomputed", stats.recomputed);
@@ -69,6 +72,9 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   text += line("  if all had stayed", stats.saved_if_kept);
   text += line("  stash", stats.stash);
   text += line("  window", stats.window);
+  if (stats.managed.tensors > 0 || stats.managed_on_device.peak_bytes > 0) {
+    text += line("managed on the device", stats.managed_on_device);
+  }
   text += line("host memory or spill file", stats.pool);
   text += fmt::format("the device waited {} times, {:.1f} ms in all\n", stats.stalls, stats.stalled_ms);
   return out << text;

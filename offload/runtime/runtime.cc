@@ -188,6 +188,15 @@ std::shared_ptr<ManagedSet> Runtime::managed(const ManagedSet::Limits& limits) {
   return set;
 }
 
+Stats Runtime::stats() {
+  Stats stats = residency().stats();
+  const MutexLock lock(managed_mutex_);
+  if (const std::shared_ptr<ManagedSet> set = managed_.lock()) {
+    set->add_to(stats);
+  }
+  return stats;
+}
+
 // Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of
 // microseconds.
 void Runtime::warn_if_host_memory_is_short() {

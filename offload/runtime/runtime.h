@@ -53,6 +53,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The managed storages. `limits` are those of the first call as long as any of its storages lives.
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const ManagedSet::Limits& limits);
 
+  // All counts, those of the managed storages, too.
+  [[nodiscard]] Stats stats();
+
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
 

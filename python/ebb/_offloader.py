@@ -221,8 +221,10 @@ class Offloader:
         gradients: whether gradients leave, too, each when backward has accumulated the next one.
         which: of a module's parameters, those for which which(name, parameter) is true.
 
-        Whatever reads memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel) gets RuntimeError
-        while the bytes are away: save copies, as {name: each.detach().cpu().clone() for ...}.
+        Whatever asks for memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel; on a CPU print()
+        and tolist(), too) gets RuntimeError: save copies, as {name: each.detach().cpu().clone() for ...}. States that
+        optimizer.load_state_dict has made are managed once they are given to manage(). Not for two backward passes at
+        once into one parameter.
 
         Raises ValueError for what is not dense or on another device, and RuntimeError where there is no room, or where
         another offloader manages a tensor.

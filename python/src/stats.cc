@@ -67,6 +67,8 @@ void bind_stats(py::module_& module) {
       .def_readonly("window", &Stats::window, "What is prefetched, and not used yet.")
       .def_readonly("saved_on_device", &Stats::saved_on_device, "All that is held in device memory for saves.")
       .def_readonly("saved_if_kept", &Stats::saved_if_kept, "What that would be had every storage stayed.")
+      .def_readonly("managed", &Stats::managed, "Storages given to manage(), with gradients and states beside them.")
+      .def_readonly("managed_on_device", &Stats::managed_on_device, "What of these is on the device.")
       .def("__repr__", &to_text);
 
   py::class_<TimelineSample>(module, "TimelineSample", "What is held in device memory for saves, at one time.")
