@@ -70,14 +70,15 @@ class Offloader {
   // gradients by zeros_like: the states of LibTorch's optimizers. So a training loop stays what it is.
   //
   // Call manage before forward: views and saves that exist already stay outside, and get c10::Error. So does whatever
-  // asks for memory without an operation (data_ptr(), numpy(), torch::save of a module): save copies, as tensor.cpu() or
-  // tensor.clone(). A write that autograd's schemas do not declare is seen for operations that are not LibTorch's own
-  // (c10d), if it is over when the operation returns. Two backward passes at once must not add to one managed leaf.
+  // asks for memory without an operation (data_ptr(), numpy(), torch::save of a module): save copies, as tensor.cpu()
+  // or tensor.clone(). A write that autograd's schemas do not declare is seen for operations that are not LibTorch's
+  // own (c10d), if it is over when the operation returns. Two backward passes at once must not add to one managed leaf.
   // Memory of another stream than the current one is freed behind the current one, too.
   //
   // The tensors must be dense, and on the offloader's device: otherwise throws std::invalid_argument. Throws c10::Error
-  // where there is no room for their bytes, or where another offloader manages a storage; the tensors before it are then
-  // managed. Has no effect on an offloader that is switched off. A module is a torch::nn::Module, or anything else that has named_parameters().
+  // where there is no room for their bytes, or where another offloader manages a storage; the tensors before it are
+  // then managed. Has no effect on an offloader that is switched off. A module is a torch::nn::Module, or anything else
+  // that has named_parameters().
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
   void manage(const Module& module, const Parameters& how) {
