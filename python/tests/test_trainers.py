@@ -76,6 +76,33 @@ def test_transformers_trainer_with_a_llama_is_exact(llama, tmp_path, checkpointi
     assert offloader.stats().pool.now_bytes == 0
 
 
+def test_transformers_trainer_with_managed_parameters_is_exact(llama, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    def train(model):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=4,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            seed=3,
+        )
+        transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
+        return weights(model)
+
+    plain = train(llama())
+    model = llama()
+    offloader = ebb.wrap(model, **EVERYTHING)
+    offloader.manage(model, device_bytes="64KiB", minimum_bytes=0)
+    assert_equal(train(model), plain)
+    assert offloader.stats().managed.tensors > 0
+
+
 def test_blocks_that_run_again_where_the_plan_says_so_are_exact(llama):
     batch = torch.stack([each["input_ids"] for each in tokens()])
 
