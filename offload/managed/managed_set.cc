@@ -91,14 +91,17 @@ void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
       !residency_->tier().captures(),
       "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "
       "memory that comes and goes");
+  bool is_news = false;
   for (const Stored& storage : storages) {
-    note_use(*storage);
+    is_news = note_use(*storage) || is_news;
     if (!storage->is_on_device()) {
       make_room(storage->bytes(), /*needed_in=*/0);
     }
     bring_one(*storage, stream);
   }
-  prefetch_expected();
+  if (is_news) {
+    prefetch_expected();
+  }
 }
 
 void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
@@ -113,9 +116,10 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
   storage.bring(stream);
 }
 
-void ManagedSet::note_use(const ManagedStorage& storage) {
+// Returns whether what is expected next may have changed.
+bool ManagedSet::note_use(const ManagedStorage& storage) {
   const MutexLock lock(mutex_);
-  history_.use(storage.item());
+  return history_.use(storage.item());
 }
 
 // Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. Returns whether

@@ -80,7 +80,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
-  void note_use(const ManagedStorage& storage);
+  bool note_use(const ManagedStorage& storage);
   bool make_room(std::uint64_t bytes, std::uint64_t needed_in);
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
   void bring_one(ManagedStorage& storage, c10::Stream stream);

@@ -12,9 +12,9 @@ constexpr std::size_t kMostPlaces = 16;    // earlier uses of an item that are c
 
 UseHistory::UseHistory(std::size_t most_uses) : most_uses_(most_uses) {}
 
-void UseHistory::use(Item item) {
+bool UseHistory::use(Item item) {
   if (!uses_.empty() && uses_.back() == item) {
-    return;
+    return false;
   }
   if (uses_.size() == most_uses_) {
     forget_oldest();
@@ -26,6 +26,7 @@ void UseHistory::use(Item item) {
   uses_.push_back(item);
   const bool goes_on = like_now_ != kNowhere && like_now_ + 1 < end() - 1 && at(like_now_ + 1) == item;
   like_now_ = goes_on ? like_now_ + 1 : place_like_now();
+  return true;
 }
 
 // Of the latest earlier uses of the item that was used last, the place whose past is longest the same as now.

@@ -25,8 +25,8 @@ class UseHistory {
   // `most_uses`: how many uses are remembered, at least 2. A step with more uses than half of that is not learned.
   explicit UseHistory(std::size_t most_uses = std::size_t{1} << 17);
 
-  // Notes a use. Uses of one item in a row count as one.
-  void use(Item item);
+  // Notes a use. Uses of one item in a row count as one: returns whether this one counts.
+  bool use(Item item);
 
   // Calls `visit` with what is expected next, the nearest first and each item once, until `visit` returns false. Calls
   // nothing where the history has never gone as it does now.
