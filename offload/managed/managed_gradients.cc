@@ -25,7 +25,7 @@ bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
          gradient.storage().use_count() == 1;
 }
 
-// The gradients of one set that are whole and not managed yet.
+// The gradients, of all sets, that are whole and not managed yet.
 class WholeGradients {
  public:
   struct Whole {

@@ -14,8 +14,8 @@ namespace ebb {
 // Note [When a gradient is managed]
 // LibTorch calls a hook when it has accumulated a gradient, but it still holds an alias of a gradient that it has taken
 // over from a node, until the hook is done. An alias without the dispatch key would find no memory. So a gradient is
-// managed when the next one is accumulated, and the last one when the backward pass is over: by then whoever else
-// shares the storage is somebody to respect.
+// managed when the next one is accumulated, and the last one when the backward pass is over: by then
+// LibTorch's alias is gone, and whoever else shares the storage is the program.
 void manage_gradients(const std::shared_ptr<ManagedSet>& set, const at::Tensor& leaf);
 
 }  // namespace ebb

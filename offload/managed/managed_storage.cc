@@ -84,24 +84,23 @@ void ManagedStorage::end_use(bool written) noexcept {
   refuse_access(*storage, uses_ == 0 && state_ != State::kReleased);
 }
 
-bool ManagedStorage::bring(c10::Stream stream) {
+void ManagedStorage::bring(c10::Stream stream) {
   c10::DataPtr unwanted;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
   release_if_replaced_locked(*storage);
   if (state_ == State::kReleased) {
-    return false;
+    return;
   }
   const bool has_memory = data_without_checks(*storage) != nullptr;
   if (state_ != State::kInstalled && (has_memory || storage->nbytes() != bytes_)) {  // resized or replaced while away
     refuse_access(*storage, false);
     unwanted = drop_arriving_locked();
     state_ = State::kReleased;
-    return false;
+    return;
   }
-  const bool is_fetch = state_ == State::kHome;
-  if (is_fetch) {
+  if (state_ == State::kHome) {
     start_copy_in_locked();
   }
   if (state_ == State::kArriving) {
@@ -119,7 +118,6 @@ bool ManagedStorage::bring(c10::Stream stream) {
   }
   refuse_access(*storage, false);
   tier_.used(stream, data_, bytes_);
-  return is_fetch;
 }
 
 bool ManagedStorage::prefetch() noexcept {

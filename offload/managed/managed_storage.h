@@ -60,10 +60,9 @@ class ManagedStorage {
   // Until the matching end_use(), the bytes do not leave.
   void begin_use();
 
-  // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Returns
-  // whether they had to be copied in, and nobody had begun to. Throws c10::OutOfMemoryError, or the error that a copy
-  // failed with; then the bytes are as they were.
-  bool bring(c10::Stream stream);
+  // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Throws
+  // c10::OutOfMemoryError, or the error that a copy failed with.
+  void bring(c10::Stream stream);
 
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;

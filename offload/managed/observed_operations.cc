@@ -91,13 +91,13 @@ class Registry {
  private:
   void forget_the_dead(std::vector<Entry>& dead) EBB_REQUIRES(mutex_) {
     std::set<ManagedSet*> sets;
-    for (auto at = entries_.begin(); at != entries_.end();) {
-      if (at->second.storage.expired()) {
-        sets.insert(at->second.set.get());
-        dead.push_back(std::move(at->second));
-        at = entries_.erase(at);
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      if (entry->second.storage.expired()) {
+        sets.insert(entry->second.set.get());
+        dead.push_back(std::move(entry->second));
+        entry = entries_.erase(entry);
       } else {
-        ++at;
+        ++entry;
       }
     }
     for (ManagedSet* const set : sets) {  // alive by `dead`
@@ -173,19 +173,18 @@ class Uses {
 // Whether the operation takes a tensor's sizes and kind alone, and makes a new one of which all elements are equal.
 bool makes_one_like_another(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
-  return name.ends_with("_like") &&
-         (name == "aten::zeros_like" || name == "aten::ones_like" || name == "aten::full_like");
+  return name == "aten::zeros_like" || name == "aten::ones_like" || name == "aten::full_like";
 }
 
 // How many observed operations the calling thread is in.
-thread_local int depth = 0;
+thread_local int observed_here = 0;
 
-class Deeper {
+class InObservedOperation {
  public:
-  Deeper() { ++depth; }
-  ~Deeper() { --depth; }
-  Deeper(const Deeper&) = delete;
-  Deeper& operator=(const Deeper&) = delete;
+  InObservedOperation() { ++observed_here; }
+  ~InObservedOperation() { --observed_here; }
+  InObservedOperation(const InObservedOperation&) = delete;
+  InObservedOperation& operator=(const InObservedOperation&) = delete;
 };
 
 // Whether the operation reads and writes no bytes of its arguments, though it makes no views.
@@ -215,7 +214,7 @@ bool only_makes_views(const c10::FunctionSchema& schema) {
 
 // The set that is to manage what an optimizer makes like this tensor; null for all that is no optimizer's.
 std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
-  if (!value.isTensor() || at::GradMode::is_enabled() || in_backward() || depth > 0) {
+  if (!value.isTensor() || at::GradMode::is_enabled() || in_backward() || observed_here > 0) {
     return nullptr;
   }
   const at::Tensor& tensor = value.toTensor();
@@ -363,7 +362,7 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
       return;
     }
   }
-  const Deeper deeper;  // what the operation makes for itself is no state
+  const InObservedOperation here;  // what the operation makes for itself is no state
   Uses uses;
   const std::vector<c10::Argument>& arguments = schema.arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
