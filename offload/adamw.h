@@ -45,7 +45,7 @@ struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState>
 // Learning-rate schedulers, parameter groups, zero_grad and the norm's clipping are those of LibTorch. An archive of
 // save() has copies of all states in host memory until it is written.
 //
-// Threads: one at a time. With UpdateIn::kBackward, backward passes count.
+// Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
 // Errors: std::invalid_argument for options out of their range, c10::Error for sparse gradients.
 class AdamW final : public torch::optim::Optimizer {
  public:
@@ -66,14 +66,12 @@ class AdamW final : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
-  class UpdateInBackward;
-
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
   AdamWState& state_of(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
 
   Mutex mutex_;                   // of state_: leaves of several devices have their gradients on several threads
-  std::shared_ptr<AdamW*> self_;  // for the hooks of parameters, which may outlive the optimizer
+  std::shared_ptr<AdamW*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
 };
 
 }  // namespace ebb

@@ -5,10 +5,9 @@
 #include <vector>
 
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "offload/base/backward_pass.h"
+#include "offload/base/gradient_hook.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/observed_operations.h"
@@ -17,7 +16,6 @@
 namespace ebb {
 namespace {
 
-using torch::autograd::PostAccumulateGradHook;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
@@ -91,35 +89,14 @@ class WholeGradients {
   int backward_ EBB_GUARDED_BY(mutex_) = -1;  // whose end is to manage the last ones
 };
 
-// Lives as long as the leaf.
-class ManageGradient final : public PostAccumulateGradHook {
- public:
-  ManageGradient(std::weak_ptr<ManagedSet> set, ManagedSet::Slot slot, std::unique_ptr<PostAccumulateGradHook> before)
-      : set_(std::move(set)), slot_(std::move(slot)), before_(std::move(before)) {}
-
-  void operator()(const at::Tensor& leaf) override {
-    if (before_ != nullptr) {
-      (*before_)(leaf);
-    }
-    if (leaf.grad().defined()) {  // `before_` may have used it up
-      WholeGradients::all().add({WeakTensor(leaf.grad().getIntrusivePtr()), set_, slot_});
-    }
-  }
-
- private:
-  const std::weak_ptr<ManagedSet> set_;
-  const ManagedSet::Slot slot_;
-  const std::unique_ptr<PostAccumulateGradHook> before_;  // the program's, or null
-};
-
 }  // namespace
 
 void manage_gradients(const std::shared_ptr<ManagedSet>& set, const at::Tensor& leaf) {
-  std::unique_ptr<PostAccumulateGradHook>& hook = torch::autograd::impl::post_acc_grad_hooks(leaf);
-  if (dynamic_cast<ManageGradient*>(hook.get()) == nullptr) {
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        leaf, std::make_unique<ManageGradient>(set, set->make_slot(), std::move(hook)));
-  }
+  after_each_gradient(leaf, set.get(), [weak = std::weak_ptr(set), slot = set->make_slot()](const at::Tensor& here) {
+    if (here.grad().defined()) {  // a call before this may have used it up
+      WholeGradients::all().add({WeakTensor(here.grad().getIntrusivePtr()), weak, slot});
+    }
+  });
 }
 
 }  // namespace ebb

@@ -9,17 +9,15 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
+#include "offload/base/gradient_hook.h"
 #include "offload/managed/observed_operations.h"
 
 namespace ebb {
 namespace {
 
-using torch::autograd::PostAccumulateGradHook;
 using torch::optim::AdamWOptions;
 
 bool needs_master(const at::Tensor& parameter) {
@@ -62,26 +60,6 @@ void AdamWState::serialize(torch::serialize::InputArchive& archive) {
   archive.try_read("master", master);
 }
 
-// Lives as long as the parameter.
-class AdamW::UpdateInBackward final : public PostAccumulateGradHook {
- public:
-  UpdateInBackward(std::weak_ptr<AdamW*> optimizer, std::unique_ptr<PostAccumulateGradHook> before)
-      : optimizer_(std::move(optimizer)), before_(std::move(before)) {}
-
-  void operator()(const at::Tensor& parameter) override {
-    if (before_ != nullptr) {
-      (*before_)(parameter);
-    }
-    if (const std::shared_ptr<AdamW*> optimizer = optimizer_.lock()) {
-      (*optimizer)->update_in_backward(parameter);
-    }
-  }
-
- private:
-  const std::weak_ptr<AdamW*> optimizer_;
-  const std::unique_ptr<PostAccumulateGradHook> before_;  // the program's, or null
-};
-
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions defaults, UpdateIn update)
     : Optimizer(groups, std::make_unique<AdamWOptions>(defaults)), self_(std::make_shared<AdamW*>(this)) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
@@ -91,11 +69,13 @@ AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW
     }
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.requires_grad()) {
-        continue;
+        continue;  // LibTorch has no room for a hook there
       }
-      auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter);
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter,
-                                                     std::make_unique<UpdateInBackward>(self_, std::move(hook)));
+      after_each_gradient(parameter, this, [weak = std::weak_ptr(self_)](const at::Tensor& here) {
+        if (const std::shared_ptr<AdamW*> self = weak.lock()) {
+          (*self)->update_in_backward(here);
+        }
+      });
     }
   }
 }
@@ -103,7 +83,13 @@ AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions defaults, UpdateIn update)
     : AdamW({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update) {}
 
-AdamW::~AdamW() = default;
+AdamW::~AdamW() {
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      leave_gradients_alone(parameter, this);
+    }
+  }
+}
 
 at::Tensor AdamW::step(LossClosure closure) {
   at::Tensor loss;

@@ -190,8 +190,12 @@ std::shared_ptr<ManagedSet> Runtime::managed(const ManagedSet::Limits& limits) {
 
 Stats Runtime::stats() {
   Stats stats = residency().stats();
-  const MutexLock lock(managed_mutex_);
-  if (const std::shared_ptr<ManagedSet> set = managed_.lock()) {
+  std::shared_ptr<ManagedSet> set;  // perhaps the last reference, and destroyed after the lock is released
+  {
+    const MutexLock lock(managed_mutex_);
+    set = managed_.lock();
+  }
+  if (set != nullptr) {
     set->add_to(stats);
   }
   return stats;

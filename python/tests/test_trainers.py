@@ -47,26 +47,32 @@ def llama():
     return make
 
 
+def weights_trained_by_transformers(model, folder, **named):
+    import transformers
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=3,
+        **named,
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
+    return weights(model)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_transformers_trainer_with_a_llama_is_exact(llama, tmp_path, checkpointing):
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
     def train(model):
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=4,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=checkpointing,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=3,
-        )
-        transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
-        return weights(model)
+        return weights_trained_by_transformers(model, tmp_path, gradient_checkpointing=checkpointing)
 
     plain = train(llama())
     model = llama()
@@ -77,29 +83,14 @@ def test_transformers_trainer_with_a_llama_is_exact(llama, tmp_path, checkpointi
 
 
 def test_transformers_trainer_with_managed_parameters_is_exact(llama, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
-    def train(model):
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=4,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            seed=3,
-        )
-        transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
-        return weights(model)
-
-    plain = train(llama())
+    plain = weights_trained_by_transformers(llama(), tmp_path)
     model = llama()
     offloader = ebb.wrap(model, **EVERYTHING)
     offloader.manage(model, device_bytes="64KiB", minimum_bytes=0)
-    assert_equal(train(model), plain)
+    assert_equal(weights_trained_by_transformers(model, tmp_path), plain)
     assert offloader.stats().managed.tensors > 0
 
 

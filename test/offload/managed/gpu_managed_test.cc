@@ -18,10 +18,14 @@
 #include "offload/parameters.h"
 #include "policy/minimum_size.h"
 #include "test/gpu/delays.h"
+#include "test/offload/managed/managed_helpers.h"
 #include "test/random/device_bytes.h"
 
 namespace ebb {
 namespace {
+
+using test::check_equal;
+using test::within;
 
 const c10::Device kGpu(c10::kCUDA, 0);
 constexpr std::int64_t kWidth = 1024;
@@ -34,13 +38,6 @@ Options gpu_options() {
   options.device = kGpu;
   options.policy = minimum_size(4096);
   return options;
-}
-
-Parameters within(std::uint64_t device_bytes) {
-  Parameters how;
-  how.device_bytes = device_bytes;
-  how.minimum_bytes = 0;
-  return how;
 }
 
 Tensors make_weights() {
@@ -88,15 +85,6 @@ Tensors train(const Tensors& weights, Offloader* offloader, bool delayed = false
     seen.push_back(weight.detach().clone());
   }
   return seen;
-}
-
-void check_equal(const Tensors& expected, const Tensors& found) {
-  REQUIRE(expected.size() == found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    INFO(i << ", off by " << (expected[i] - found[i]).abs().max().item<float>() << " of "
-           << expected[i].abs().max().item<float>());
-    CHECK(at::equal(expected[i], found[i]));
-  }
 }
 
 TEST_CASE("managed parameters on a GPU train to the same bits", "[managed][gpu]") {

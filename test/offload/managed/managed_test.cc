@@ -20,20 +20,18 @@
 #include "offload/guard.h"
 #include "offload/parameters.h"
 #include "policy/recompute.h"
+#include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
 namespace ebb {
 namespace {
 
+using test::check_equal;
+using test::is_away;
+using test::within;
+
 constexpr std::int64_t kWidth = 32;
 constexpr std::uint64_t kBytes = kWidth * kWidth * sizeof(float);
-
-Parameters within(std::uint64_t device_bytes) {
-  Parameters how;
-  how.device_bytes = device_bytes;
-  how.minimum_bytes = 0;
-  return how;
-}
 
 std::vector<at::Tensor> make_weights(std::size_t count) {
   at::manual_seed(1);
@@ -79,18 +77,6 @@ std::vector<at::Tensor> train(const std::vector<at::Tensor>& weights, Offloader*
     seen.push_back(weight.detach().clone());
   }
   return seen;
-}
-
-void check_equal(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& found) {
-  REQUIRE(expected.size() == found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    INFO(i);
-    CHECK(at::equal(expected[i], found[i]));
-  }
-}
-
-bool is_away(const at::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
 }
 
 // What reads a tensor's memory without an operation.

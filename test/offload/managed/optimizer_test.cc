@@ -24,10 +24,15 @@
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/parameters.h"
+#include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
 namespace ebb {
 namespace {
+
+using test::check_equal;
+using test::is_away;
+using test::within;
 
 using Tensors = std::vector<at::Tensor>;
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
@@ -36,13 +41,6 @@ constexpr std::int64_t kWidth = 32;
 constexpr std::uint64_t kBytes = kWidth * kWidth * sizeof(float);
 constexpr int kSteps = 20;
 constexpr int kMicroBatches = 2;
-
-Parameters within(std::uint64_t device_bytes) {
-  Parameters how;
-  how.device_bytes = device_bytes;
-  how.minimum_bytes = 0;
-  return how;
-}
 
 Tensors make_weights(at::ScalarType dtype) {
   at::manual_seed(1);
@@ -61,10 +59,6 @@ at::Tensor loss_of(const Tensors& weights, const at::Tensor& input) {
     hidden = weight.dim() == 1 ? hidden * weight : at::silu(at::matmul(hidden, weight.t()));
   }
   return at::matmul(hidden, weights.front()).to(at::kFloat).square().mean();
-}
-
-bool is_away(const at::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
 }
 
 // Losses, then weights and gradients' norms: accumulated over micro-batches, clipped, with a learning rate that falls.
@@ -89,14 +83,6 @@ Tensors train(const Tensors& weights, const MakeOptimizer& make, Offloader* offl
     seen.push_back(weight.detach().clone());
   }
   return seen;
-}
-
-void check_equal(const Tensors& expected, const Tensors& found) {
-  REQUIRE(expected.size() == found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    INFO(i);
-    CHECK(at::equal(expected[i], found[i]));
-  }
 }
 
 struct Named {
