@@ -117,7 +117,9 @@ void ManagedStorage::bring(c10::Stream stream) {
     add_user_locked(stream);
   }
   refuse_access(*storage, false);
-  tier_.used(stream, data_, bytes_);
+  if (stream == owner_) {  // wait_for_users_locked() has the others
+    tier_.used(stream, data_, bytes_);
+  }
 }
 
 bool ManagedStorage::prefetch() noexcept {
@@ -226,9 +228,11 @@ void ManagedStorage::add_user_locked(c10::Stream stream) {
   }
 }
 
-// Has the stream that the memory goes back to wait for the other streams' uses.
+// Has the stream that the memory goes back to wait for the other streams' uses. An observer hears of these uses here:
+// where the program ends the storage instead, the program has ordered them before the end.
 void ManagedStorage::wait_for_users_locked() {
   for (const c10::Stream user : users_) {
+    tier_.used(user, data_, bytes_);
     tier_.wait(WaitPoint::kFreeAfterUsers, owner_, tier_.record(user));
   }
   users_.clear();

@@ -110,6 +110,23 @@ TEST_CASE("a managed storage's memory is let go of behind all streams that have 
   CHECK(world.seen() == std::vector<float>{7, 7, 9});
 }
 
+TEST_CASE("what the program has waited for itself may end with the storage, whichever stream it was on",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  {
+    const SimulatedStreamGuard other(1);
+    world.read(it);
+  }
+  world.run();  // as a program would that waits for the device
+  world.end(it);
+  const at::Tensor next = world.make(9);
+  world.OrderingWorld::read(next.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 9});
+}
+
 TEST_CASE("each stream waits for the copy in of a managed storage", "[managed][ordering]") {
   ManagedWorld world(any_order(), {1 << 20, 0});
   const std::size_t it = world.add(7);
