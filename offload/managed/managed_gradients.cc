@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "offload/base/backward_pass.h"
@@ -30,6 +32,7 @@ class WholeGradients {
     WeakTensor gradient;
     std::weak_ptr<ManagedSet> set;
     ManagedSet::Slot slot;
+    c10::Stream stream;  // of the work that the gradient became whole by
   };
 
   static WholeGradients& all() {
@@ -76,6 +79,7 @@ class WholeGradients {
         continue;
       }
       try {
+        const c10::StreamGuard there(each.stream);  // this leaf's accumulation may be on another
         ebb::manage(set, gradient, each.slot);
         set->fit();
       } catch (const std::exception& error) {  // it stays, which costs memory only
@@ -93,8 +97,10 @@ class WholeGradients {
 
 void manage_gradients(const std::shared_ptr<ManagedSet>& set, const at::Tensor& leaf) {
   after_each_gradient(leaf, set.get(), [weak = std::weak_ptr(set), slot = set->make_slot()](const at::Tensor& here) {
-    if (here.grad().defined()) {  // a call before this may have used it up
-      WholeGradients::all().add({WeakTensor(here.grad().getIntrusivePtr()), weak, slot});
+    const std::shared_ptr<ManagedSet> there = weak.lock();
+    if (there != nullptr && here.grad().defined()) {  // a call before this may have used the gradient up
+      const c10::Stream stream = there->residency().tier().current_stream();
+      WholeGradients::all().add({WeakTensor(here.grad().getIntrusivePtr()), weak, slot, stream});
     }
   });
 }

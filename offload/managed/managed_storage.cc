@@ -117,8 +117,8 @@ void ManagedStorage::bring(c10::Stream stream) {
     add_user_locked(stream);
   }
   refuse_access(*storage, false);
-  if (stream == owner_) {  // wait_for_users_locked() has the others
-    tier_.used(stream, data_, bytes_);
+  if (stream == owner_) {
+    report_use_locked(stream);
   }
 }
 
@@ -228,11 +228,18 @@ void ManagedStorage::add_user_locked(c10::Stream stream) {
   }
 }
 
+// To an observer. What the bytes were in before they first left is the program's, which orders all its streams itself.
+void ManagedStorage::report_use_locked(c10::Stream stream) {
+  if (arrived_ != nullptr) {
+    tier_.used(stream, data_, bytes_);
+  }
+}
+
 // Has the stream that the memory goes back to wait for the other streams' uses. An observer hears of these uses here:
 // where the program ends the storage instead, the program has ordered them before the end.
 void ManagedStorage::wait_for_users_locked() {
   for (const c10::Stream user : users_) {
-    tier_.used(user, data_, bytes_);
+    report_use_locked(user);
     tier_.wait(WaitPoint::kFreeAfterUsers, owner_, tier_.record(user));
   }
   users_.clear();

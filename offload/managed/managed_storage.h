@@ -81,6 +81,7 @@ class ManagedStorage {
   void start_copy_in_locked() EBB_REQUIRES(mutex_);
   void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
   void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
+  void report_use_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
   void start_copy_out_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::DataPtr drop_arriving_locked() noexcept EBB_REQUIRES(mutex_);

@@ -141,6 +141,38 @@ TEST_CASE("a managed parameter that two streams use is right on both", "[managed
   }
 }
 
+TEST_CASE("a gradient goes home behind the stream that it became whole on", "[managed][gpu]") {
+  at::manual_seed(1);
+  const at::Tensor early = at::randn({kWidth, kWidth}, kGpu).requires_grad_();
+  at::Tensor late;
+  at::Tensor late_result;
+  const auto forward = [&] {
+    {
+      const c10::cuda::CUDAStreamGuard stream(test::other_stream());  // where `late` accumulates, then
+      late_result = late * 2;  // backward does not take `late`, whose copy in would have this stream wait
+    }
+    c10::cuda::device_synchronize();
+    return (early * late_result).sum();
+  };
+  late = at::randn({kWidth, kWidth}, kGpu).requires_grad_();
+  c10::cuda::device_synchronize();
+  static_cast<void>(
+      early.register_hook([](const at::Tensor&) { test::spin(); }));  // the addition to its gradient is late
+  const auto gradients_of_two_passes = [&] {
+    early.mutable_grad() = at::ones_like(early.detach());
+    c10::cuda::device_synchronize();
+    torch::autograd::backward({forward()});
+    Tensors found{early.grad().clone(), late.grad().clone()};
+    early.mutable_grad().reset();
+    late.mutable_grad().reset();
+    return found;
+  };
+  const Tensors expected = gradients_of_two_passes();
+  Offloader offloader(gpu_options());
+  offloader.manage({early, late}, within(0));
+  check_equal(expected, gradients_of_two_passes());
+}
+
 TEST_CASE("writes on another stream come home", "[managed][gpu]") {
   Offloader offloader(gpu_options());
   const Tensors weights = make_weights();

@@ -127,6 +127,22 @@ TEST_CASE("what the program has waited for itself may end with the storage, whic
   CHECK(world.seen() == std::vector<float>{7, 9});
 }
 
+TEST_CASE("memory that the program made may be used on each stream that the program has ordered behind that",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  world.OrderingWorld::read(world.make(5).storage());
+  const std::size_t it = world.add(7);  // in the memory of the first
+  world.run();                          // as a program would that waits for the device
+  {
+    const SimulatedStreamGuard other(1);
+    world.read(it);
+  }
+  world.send_home();
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{5, 7, 7});
+}
+
 TEST_CASE("each stream waits for the copy in of a managed storage", "[managed][ordering]") {
   ManagedWorld world(any_order(), {1 << 20, 0});
   const std::size_t it = world.add(7);
