@@ -12,7 +12,7 @@
 namespace ebb {
 
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
-    : residency_(std::move(residency)), limits_(limits), stash_(residency_->tier()) {}
+    : residency_(std::move(residency)), limits_(limits) {}
 
 bool ManagedSet::takes(const at::Tensor& tensor) const {
   return tensor.defined() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
@@ -81,7 +81,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   if (!item) {
     item = take_item();
   }
-  storages_[*item] = std::make_shared<ManagedStorage>(residency_->tier(), on_device_, storage, *std::move(home), *item);
+  storages_[*item] = std::make_shared<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
   return storages_[*item];
 }
 
@@ -110,7 +110,7 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
     return;
   } catch (const c10::OutOfMemoryError&) {
     send_home();
-    stash_.drain();
+    wait_for_leaving(0);
     residency_->evict(storage.bytes());
   }
   storage.bring(stream);
@@ -125,22 +125,22 @@ bool ManagedSet::note_use(const ManagedStorage& storage) {
 // Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. Returns whether
 // they do.
 bool ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in) {
-  stash_.sweep();
-  while (on_device_.now_bytes() + bytes > limits_.device_bytes) {
-    const std::uint64_t held = on_device_.now_bytes();
-    const std::uint64_t wanted = held - std::min(held, stash_.gauge().now_bytes()) + bytes;
+  let_go_of_arrived();
+  while (gauges_.on_device.now_bytes() + bytes > limits_.device_bytes) {
+    const std::uint64_t held = gauges_.on_device.now_bytes();
+    const std::uint64_t wanted = held - std::min(held, gauges_.leaving.now_bytes()) + bytes;
     if (wanted <= limits_.device_bytes) {  // but for copies home that are under way
       if (needed_in > 0) {
         return false;  // a prefetch waits for nothing
       }
-      stash_.shrink_to(limits_.device_bytes - wanted);
+      wait_for_leaving(limits_.device_bytes - wanted);
       continue;
     }
     const Stored last = last_expected(needed_in);
     if (last == nullptr) {
       return false;
     }
-    if (!last->leave(stash_, limits_.device_bytes) && last->is_on_device() && !last->is_in_use()) {
+    if (!send_home(last) && last->can_leave()) {
       if (last->is_alive()) {
         return false;
       }
@@ -157,7 +157,7 @@ ManagedSet::Stored ManagedSet::last_expected(std::uint64_t needed_in) {
   Stored last;
   std::uint64_t latest = needed_in;
   for (const Stored& each : storages_) {
-    if (each == nullptr || !each->is_on_device() || each->is_in_use()) {
+    if (each == nullptr || !each->can_leave()) {
       continue;
     }
     const std::uint64_t next = history_.next_use(each->item());
@@ -209,13 +209,64 @@ void ManagedSet::send_home() {
   }
   for (const Stored& each : all) {
     if (each != nullptr) {
-      each->leave(stash_, limits_.device_bytes);
+      send_home(each);
     }
   }
 }
 
+bool ManagedSet::send_home(const Stored& storage) {
+  {
+    const MutexLock lock(mutex_);
+    leaving_.push_back(storage);  // first, because the memory that is leaving must not be forgotten
+  }
+  return storage->leave();
+}
+
+// Lets go of the memory of the oldest that are home by now. Never waits.
+void ManagedSet::let_go_of_arrived() noexcept {
+  while (true) {
+    Stored oldest;
+    {
+      const MutexLock lock(mutex_);
+      if (leaving_.empty()) {
+        return;
+      }
+      oldest = leaving_.front();
+    }
+    if (!oldest->arrive_home(ManagedStorage::Wait::kNo)) {
+      return;
+    }
+    forget_leaving(oldest);
+  }
+}
+
+// Makes streams, or on a CPU the calling thread, wait for the oldest copies home until the memory of the others is
+// within the limit.
+void ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
+  while (gauges_.leaving.now_bytes() > limit_bytes) {
+    Stored oldest;
+    {
+      const MutexLock lock(mutex_);
+      if (leaving_.empty()) {
+        return;
+      }
+      oldest = leaving_.front();
+    }
+    oldest->arrive_home(ManagedStorage::Wait::kYes);
+    forget_leaving(oldest);
+  }
+}
+
+// Unless another thread has done so.
+void ManagedSet::forget_leaving(const Stored& oldest) noexcept {
+  const MutexLock lock(mutex_);
+  if (!leaving_.empty() && leaving_.front() == oldest) {
+    leaving_.pop_front();
+  }
+}
+
 void ManagedSet::add_to(Stats& stats) {
-  stats.managed_on_device = {on_device_.now_bytes(), on_device_.peak_bytes(), limits_.device_bytes};
+  stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), limits_.device_bytes};
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
     if (each != nullptr && each->is_alive()) {

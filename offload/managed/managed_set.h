@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,7 +14,6 @@
 #include "offload/managed/use_history.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
-#include "offload/residency/stash.h"
 #include "offload/stats.h"
 #include "streams/base/mutex.h"
 
@@ -70,7 +70,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] std::uint64_t device_bytes() const { return limits_.device_bytes; }
 
-  [[nodiscard]] const Gauge& on_device() const { return on_device_; }
+  [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
 
   // Sets `managed` and `managed_on_device`.
   void add_to(Stats& stats);
@@ -85,18 +85,21 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
   void prefetch_expected();
+  bool send_home(const Stored& storage);
+  void let_go_of_arrived() noexcept;
+  void wait_for_leaving(std::uint64_t limit_bytes) noexcept;
+  void forget_leaving(const Stored& oldest) noexcept;
 
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
-  Gauge on_device_;  // with what the stash has
+  ManagedStorage::Gauges gauges_;
 
   Mutex mutex_;
   UseHistory history_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
-
-  Stash stash_;  // destroyed first: its memory is the storages'
+  std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
 };
 
 }  // namespace ebb

@@ -1,7 +1,9 @@
 #include "offload/managed/managed_storage.h"
 
 #include <algorithm>
-#include <memory>
+#include <exception>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include <c10/core/impl/COW.h>
@@ -34,21 +36,32 @@ void refuse_access(c10::StorageImpl& storage, bool refuse) {
   checks_access(storage) = refuse;
 }
 
+// Of work that is done: what it has failed with.
+std::optional<std::string> failure_of(const Ticket& done) {
+  try {
+    if (done != nullptr) {
+      done->synchronize();
+    }
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 const void* data_without_checks(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().get(); }
 
 }  // namespace
 
-ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage& storage, Block home,
-                               std::uint32_t item)
+ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item)
     : tier_(tier),
-      on_device_(on_device),
+      gauges_(gauges),
       storage_(storage.getWeakStorageImpl()),
       bytes_(storage.nbytes()),
       item_(item),
       owner_(tier.current_stream()),
       home_(std::move(home)),
       data_(storage.data()),
-      lease_(on_device.hold(bytes_)) {
+      on_device_(gauges.on_device.hold(bytes_)) {
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   if (!owner_.device().is_cpu()) {  // the memory may be another stream's: it is freed behind this one, too
     c10::impl::VirtualGuardImpl(owner_.device().type()).recordDataPtrOnStream(impl.data_ptr(), owner_);
@@ -62,7 +75,7 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage&
 
 ManagedStorage::~ManagedStorage() {
   const MutexLock lock(mutex_);
-  const c10::DataPtr memory = drop_arriving_locked();
+  const c10::DataPtr memory = drop_locked();
 }
 
 void ManagedStorage::begin_use() {
@@ -79,7 +92,9 @@ void ManagedStorage::end_use(bool written) noexcept {
   if (!storage || state_ == State::kReleased) {
     return;
   }
-  is_written_ = is_written_ || (written && state_ == State::kInstalled);
+  if (written && state_ == State::kInstalled) {
+    homes_ = HomesBytes::kOld;
+  }
   release_if_replaced_locked(*storage);
   refuse_access(*storage, uses_ == 0 && state_ != State::kReleased);
 }
@@ -93,12 +108,16 @@ void ManagedStorage::bring(c10::Stream stream) {
   if (state_ == State::kReleased) {
     return;
   }
-  const bool has_memory = data_without_checks(*storage) != nullptr;
-  if (state_ != State::kInstalled && (has_memory || storage->nbytes() != bytes_)) {  // resized or replaced while away
+  if (is_replaced_while_away_locked(*storage)) {
     refuse_access(*storage, false);
-    unwanted = drop_arriving_locked();
+    unwanted = drop_locked();
     state_ = State::kReleased;
     return;
+  }
+  if (state_ == State::kLeaving) {
+    tier_.wait_or_block(WaitPoint::kBackAfterOut, owner_, left_);
+    static_cast<void>(stays_after_failure_locked());
+    install_locked(*storage);
   }
   if (state_ == State::kHome) {
     start_copy_in_locked();
@@ -107,7 +126,7 @@ void ManagedStorage::bring(c10::Stream stream) {
     try {
       tier_.wait(WaitPoint::kUseAfterIn, owner_, arrived_);
     } catch (...) {
-      unwanted = drop_arriving_locked();
+      unwanted = drop_locked();
       throw;
     }
     install_locked(*storage);
@@ -135,22 +154,19 @@ bool ManagedStorage::prefetch() noexcept {
   }
 }
 
-bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexcept {
+bool ManagedStorage::leave() noexcept {
   c10::DataPtr memory;  // destroyed after the lock is released
-  c10::Storage written;
-  Ticket left;
-  std::shared_ptr<Gauge::Lease> lease;
   try {
     const MutexLock lock(mutex_);
     if (uses_ > 0) {
       return false;
     }
     if (state_ == State::kArriving) {
-      memory = drop_arriving_locked();
+      memory = drop_locked();
       return true;
     }
     const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-    if (state_ != State::kInstalled || !storage) {
+    if (state_ != State::kInstalled || stays_now_ || !storage) {
       return false;
     }
     release_if_replaced_locked(*storage);
@@ -158,37 +174,50 @@ bool ManagedStorage::leave(Stash& stash, std::uint64_t stash_limit_bytes) noexce
       return false;
     }
     // Whatever may fail comes before the bytes leave.
-    lease = std::make_shared<Gauge::Lease>();
-    auto holder = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes_, c10::DataPtr(),
-                                                        /*allocator=*/nullptr, /*resizable=*/false);
     wait_for_users_locked();
-    const bool is_written = is_written_;
-    if (is_written) {
+    if (homes_ == HomesBytes::kOld) {
       start_copy_out_locked();
     }
-    memory = std::exchange(storage->_mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
+    memory_ = std::exchange(storage->_mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
     refuse_access(*storage, true);
-    state_ = State::kHome;
     on_device_now_ = false;
-    *lease = std::exchange(lease_, {});
-    if (!is_written) {
-      return true;
+    if (homes_ == HomesBytes::kUnderWay && in_force(WaitPoint::kSourceInStash)) {
+      state_ = State::kLeaving;
+      leaving_ = gauges_.leaving.hold(bytes_);
+    } else {
+      memory = let_go_locked();
     }
-    holder->set_data_ptr_noswap(std::move(memory));
-    written = c10::Storage(std::move(holder));
-    left = left_;
+    return true;
   } catch (...) {
     log_warning("a managed storage could not leave the device");
     return false;
   }
-  if (in_force(WaitPoint::kSourceInStash)) {
-    stash.hold(std::move(written), std::move(lease), std::move(left), owner_, stash_limit_bytes);
+}
+
+bool ManagedStorage::arrive_home(Wait wait) noexcept {
+  c10::DataPtr memory;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  if (state_ != State::kLeaving) {
+    return true;
   }
+  if (in_force(WaitPoint::kStashSweep) && !is_done(left_)) {
+    if (wait == Wait::kNo) {
+      return false;
+    }
+    tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
+  }
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  if (storage && !is_replaced_while_away_locked(*storage) && stays_after_failure_locked()) {
+    install_locked(*storage);
+    return true;
+  }
+  homes_ = HomesBytes::kSame;
+  memory = let_go_locked();
   return true;
 }
 
 void ManagedStorage::start_copy_in_locked() {
-  Gauge::Lease lease = on_device_.hold(bytes_);
+  Gauge::Lease lease = gauges_.on_device.hold(bytes_);
   c10::DataPtr memory = tier_.allocate(bytes_, owner_);
   // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
   // the home (R2).
@@ -197,29 +226,52 @@ void ManagedStorage::start_copy_in_locked() {
   arrived_ = tier_.copy_in(memory.get(), home_, after);
   home_.gate(WaitPoint::kInGatesBlock, arrived_);
   memory_ = std::move(memory);
-  lease_ = std::move(lease);
+  on_device_ = std::move(lease);
   state_ = State::kArriving;
   on_device_now_ = true;
 }
 
+// Whether the copy out that is under way or done is known to have failed: the bytes then stay on the device for good.
+bool ManagedStorage::stays_after_failure_locked() {
+  const std::optional<std::string> failure = is_done(left_) ? failure_of(left_) : std::nullopt;
+  if (failure) {
+    log_warning("a managed storage stays on the device, because its copy home has failed: " + *failure);
+    homes_ = HomesBytes::kOld;
+    left_ = nullptr;
+    stays_now_ = true;
+  }
+  return failure.has_value();
+}
+
+// kArriving, kLeaving -> kInstalled.
 void ManagedStorage::install_locked(c10::StorageImpl& storage) {
   data_ = memory_.get();
   storage._mutable_data_ptr_no_checks() = std::exchange(memory_, {});
-  users_.clear();
-  is_written_ = false;
+  leaving_ = {};
+  on_device_now_ = true;
   state_ = State::kInstalled;
 }
 
-// kArriving -> kHome; nothing in any other state. The result is to be destroyed after the mutex is released.
-c10::DataPtr ManagedStorage::drop_arriving_locked() noexcept {
-  if (state_ != State::kArriving) {
-    return {};
-  }
-  tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, arrived_);
+// -> kHome. The result is to be destroyed after the mutex is released.
+c10::DataPtr ManagedStorage::let_go_locked() noexcept {
   state_ = State::kHome;
   on_device_now_ = false;
-  lease_ = {};
+  leaving_ = {};
+  on_device_ = {};
   return std::exchange(memory_, {});
+}
+
+// kArriving, kLeaving -> kHome, whatever the home has; nothing in any other state. The result is as let_go_locked()'s.
+c10::DataPtr ManagedStorage::drop_locked() noexcept {
+  if (state_ == State::kArriving) {
+    tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, arrived_);
+    return let_go_locked();
+  }
+  if (state_ == State::kLeaving) {
+    tier_.wait_or_block(WaitPoint::kStashEnd, owner_, left_);
+    return let_go_locked();
+  }
+  return {};
 }
 
 void ManagedStorage::add_user_locked(c10::Stream stream) {
@@ -251,7 +303,12 @@ void ManagedStorage::start_copy_out_locked() {
   after.add(WaitPoint::kOutAfterBlockUsers, home_.gates());
   left_ = tier_.copy_out(home_, data_, after);
   home_.gate(WaitPoint::kOutGatesBlock, left_);
-  is_written_ = false;
+  homes_ = HomesBytes::kUnderWay;
+}
+
+// Whether the program has resized the storage, or given it memory, while the bytes were not installed.
+bool ManagedStorage::is_replaced_while_away_locked(c10::StorageImpl& storage) const {
+  return state_ != State::kInstalled && (data_without_checks(storage) != nullptr || storage.nbytes() != bytes_);
 }
 
 // kInstalled -> kReleased where the program has resized the storage, or given it other memory.
@@ -260,7 +317,7 @@ void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
     refuse_access(storage, false);
     state_ = State::kReleased;
     on_device_now_ = false;
-    lease_ = {};
+    on_device_ = {};
   }
 }
 

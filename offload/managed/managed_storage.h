@@ -12,7 +12,6 @@
 #include <c10/core/Stream.h>
 
 #include "offload/report/gauge.h"
-#include "offload/residency/stash.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
@@ -26,10 +25,13 @@ namespace ebb {
 // outside of a use gets an error, wherever the bytes are, because a pointer would outlive the memory, and nobody would
 // know of a write.
 //
-// kHome       The home alone has the bytes, or gets them by a copy out that is under way.
+// kHome       The home alone has the bytes.
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
 //             storage cannot free what a copy still writes to.
 // kInstalled  The StorageImpl has the memory.
+// kLeaving    A copy out is under way or done, and the memory is kept until the copy is known to have succeeded, or the
+//             owner waits for the copy to make room. A use gets that memory back, behind the copy. If the copy has
+//             failed, the StorageImpl gets the memory back and keeps it.
 // kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
 //
 // Ordering: as for saved storages (R1 to R5 in docs/design.md). The memory is always from the pool of one stream, the
@@ -39,9 +41,15 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class ManagedStorage {
  public:
-  // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `tier` and `on_device`
-  // must outlive this object.
-  ManagedStorage(Tier& tier, Gauge& on_device, const c10::Storage& storage, Block home, std::uint32_t item);
+  // The device memory of many storages: of all states, and the part in kLeaving.
+  struct Gauges {
+    Gauge on_device;
+    Gauge leaving;
+  };
+
+  // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `tier` and `gauges` must
+  // outlive this object.
+  ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item);
   ~ManagedStorage();
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
@@ -49,10 +57,12 @@ class ManagedStorage {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
 
-  // Whether the device has the bytes, or is about to. Only a hint: another thread may change that.
+  // Whether the device has the bytes, or is about to, and not on the way home. Only a hint: another thread may change
+  // that.
   [[nodiscard]] bool is_on_device() const { return on_device_now_; }
 
-  [[nodiscard]] bool is_in_use() const { return in_use_now_; }  // only a hint, too
+  // Whether leave() could have the bytes leave. Only a hint, too.
+  [[nodiscard]] bool can_leave() const { return on_device_now_ && !in_use_now_ && !stays_now_; }
 
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
@@ -71,12 +81,18 @@ class ManagedStorage {
   // do or the copy cannot be started.
   bool prefetch() noexcept;
 
-  // Lets go of the device's memory. Bytes that have been written to are copied home first; until then `stash` has the
-  // memory. Returns false where the bytes are in use, not on the device, or cannot leave.
-  bool leave(Stash& stash, std::uint64_t stash_limit_bytes) noexcept;
+  // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false, and does
+  // nothing, where the bytes are in use, not on the device, or cannot leave.
+  bool leave() noexcept;
+
+  // kLeaving -> kHome if the copy out is done, or, where the owner can wait for it, once the owner does. Returns false
+  // where that is not so and `wait` is kNo.
+  enum class Wait : std::uint8_t { kNo, kYes };
+  bool arrive_home(Wait wait) noexcept;
 
  private:
-  enum class State : std::uint8_t { kHome, kArriving, kInstalled, kReleased };
+  enum class State : std::uint8_t { kHome, kArriving, kInstalled, kLeaving, kReleased };
+  enum class HomesBytes : std::uint8_t { kOld, kUnderWay, kSame };
 
   void start_copy_in_locked() EBB_REQUIRES(mutex_);
   void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
@@ -84,30 +100,35 @@ class ManagedStorage {
   void report_use_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
   void start_copy_out_locked() EBB_REQUIRES(mutex_);
-  [[nodiscard]] c10::DataPtr drop_arriving_locked() noexcept EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool stays_after_failure_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] c10::DataPtr let_go_locked() noexcept EBB_REQUIRES(mutex_);
+  [[nodiscard]] c10::DataPtr drop_locked() noexcept EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool is_replaced_while_away_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
   void release_if_replaced_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
   [[nodiscard]] bool is_as_installed_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
 
   Tier& tier_;
-  Gauge& on_device_;
+  Gauges& gauges_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const std::size_t bytes_;
   const std::uint32_t item_;
   const c10::Stream owner_;
   std::atomic<bool> on_device_now_{true};
   std::atomic<bool> in_use_now_{false};
+  std::atomic<bool> stays_now_{false};  // a copy out has failed
 
   Mutex mutex_;
   State state_ EBB_GUARDED_BY(mutex_) = State::kInstalled;
   int uses_ EBB_GUARDED_BY(mutex_) = 0;
-  bool is_written_ EBB_GUARDED_BY(mutex_) = true;  // the home does not have these bytes
+  HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   Block home_ EBB_GUARDED_BY(mutex_);
   Ticket left_ EBB_GUARDED_BY(mutex_);                     // the last copy out
   Ticket arrived_ EBB_GUARDED_BY(mutex_);                  // the last copy in
   std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);  // other streams that have used the memory
-  const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled
-  Gauge::Lease lease_ EBB_GUARDED_BY(mutex_);              // kArriving, kInstalled; ends before memory_ does
-  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);             // kArriving
+  const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled, kLeaving
+  Gauge::Lease on_device_ EBB_GUARDED_BY(mutex_);          // while there is memory; ends before memory_ does
+  Gauge::Lease leaving_ EBB_GUARDED_BY(mutex_);            // kLeaving
+  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);             // kArriving, kLeaving
 };
 
 }  // namespace ebb

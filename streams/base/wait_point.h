@@ -33,6 +33,7 @@ enum class WaitPoint : std::uint8_t {
   kUnusedAfterIn,   // the stream that owns the memory, behind a copy in that nobody has asked for
   kOwnStream,       // a copy in is handed to no stream but the stream whose memory it is in
   kPendingUses,     // a copy in is kept until each save of its storage has got the bytes
+  kBackAfterOut,    // the stream that owns a managed storage's memory, behind a copy out that a use comes after
   kFreeAfterUsers,  // the stream that owns a managed storage's memory, behind the other streams that have used it
 
   kPoolGates,     // bytes that return to a pool, with the tickets of their users
@@ -68,6 +69,7 @@ inline constexpr std::array kWaitPoints{
     WaitPointName{WaitPoint::kUnusedAfterIn, "unused_after_in", false},
     WaitPointName{WaitPoint::kOwnStream, "own_stream", false},
     WaitPointName{WaitPoint::kPendingUses, "pending_uses", false},
+    WaitPointName{WaitPoint::kBackAfterOut, "back_after_out", false},
     WaitPointName{WaitPoint::kFreeAfterUsers, "free_after_users", false},
     WaitPointName{WaitPoint::kPoolGates, "pool_gates", false},
     WaitPointName{WaitPoint::kPoolEnd, "pool_end", false},

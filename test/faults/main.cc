@@ -34,8 +34,8 @@ std::string text_of(const Setting& setting, const Injection& injection) {
 
 // `only`: the name of the one setting to try; empty for all.
 int run(c10::Device device, const std::string& only) {
-  const Step step(device);
-  const std::vector<at::Tensor> expected = step.run(nullptr);
+  Step step(device);
+  const std::vector<at::Tensor> expected = step.run(nullptr, /*managed=*/false);
   std::uint64_t injections = 0;
   std::uint64_t not_made = 0;
   std::uint64_t all_wrong = 0;

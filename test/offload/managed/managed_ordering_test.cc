@@ -115,6 +115,7 @@ TEST_CASE("what the program has waited for itself may end with the storage, whic
   ManagedWorld world(any_order(), {1 << 20, 0});
   const std::size_t it = world.add(7);
   world.send_home();
+  world.run();
   {
     const SimulatedStreamGuard other(1);
     world.read(it);
@@ -156,6 +157,26 @@ TEST_CASE("each stream waits for the copy in of a managed storage", "[managed][o
   world.send_home();
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 7});
+}
+
+TEST_CASE("what is on its way home is used without another copy, and what is written then goes home as well",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  CHECK_FALSE(world.is_on_device(it));
+  CHECK(world.on_device_bytes() == kBytes);  // until the copy is done
+  world.read(it);
+  CHECK(world.on_device_bytes() == kBytes);
+  world.send_home();
+  world.write(it, 8);
+  world.send_home();
+  world.run();
+  world.read(world.add(9));  // finds that the copies are done
+  CHECK(world.on_device_bytes() == kBytes);
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 9, 8});
 }
 
 TEST_CASE("the order of uses is learned, and what comes next is prefetched within the bound", "[managed]") {

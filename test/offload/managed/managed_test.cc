@@ -20,6 +20,7 @@
 #include "offload/guard.h"
 #include "offload/parameters.h"
 #include "policy/recompute.h"
+#include "streams/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
@@ -234,6 +235,21 @@ TEST_CASE("what cannot be managed is refused", "[managed]") {
   rig.offloader().manage(std::vector<at::Tensor>{tensor}, within(0));
   CHECK_THROWS_WITH(other.offloader().manage(std::vector<at::Tensor>{tensor}, within(0)), Catch::Contains("another"));
   CHECK(at::equal(tensor, at::ones({64})));
+}
+
+TEST_CASE("a managed storage whose copy home fails stays on the device, and nothing is lost", "[managed]") {
+  const std::vector<at::Tensor> expected = train(make_weights(4), nullptr);
+  Options options;
+  options.device = at::kCPU;
+  options.disk_io = GENERATE(DiskIo::kThreads, DiskIo::kUring);
+  const auto extent = GENERATE(FaultPlan::Extent::kOnce, FaultPlan::Extent::kFromThenOn);
+  const std::uint64_t nth = GENERATE(1U, 3U, 9U);
+  Offloader offloader(options);
+  const std::vector<at::Tensor> weights = make_weights(4);
+  const PlannedFault fault(FaultPoint::kPwrite, nth, extent);
+  offloader.manage(weights, within(GENERATE(0U, 2 * kBytes)));
+  check_equal(expected, train(weights, nullptr));
+  CHECK(FaultPlan::failures(FaultPoint::kPwrite) > 0);
 }
 
 }  // namespace
