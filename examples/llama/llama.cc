@@ -29,35 +29,57 @@ at::Tensor rope_angles(std::int64_t max_seq, std::int64_t head_dim, double theta
   return at::cat({half, half}, -1);
 }
 
-// Filled on the model's own device: drawing billions of values on the CPU would take minutes.
-void initialize(const std::vector<at::Tensor>& parameters, std::uint64_t seed, const at::Device& device) {
-  const at::NoGradGuard no_grad;
-  auto generator = at::globalContext().defaultGenerator(device).clone();
-  generator.set_current_seed(seed);
-  for (const auto& parameter : parameters) {
+// Gives parameters their values on the model's own device: drawing billions of values on the CPU would take minutes.
+class Initializer {
+ public:
+  Initializer(std::uint64_t seed, const at::Device& device)
+      : generator_(at::globalContext().defaultGenerator(device).clone()) {
+    generator_.set_current_seed(seed);
+  }
+
+  void fill(const at::Tensor& parameter) {
+    const at::NoGradGuard no_grad;
     if (parameter.dim() == 1) {
       parameter.fill_(1.0);  // a norm's gain
     } else {
-      parameter.normal_(0.0, kInitDeviation, generator);
+      parameter.normal_(0.0, kInitDeviation, generator_);
     }
   }
-}
+
+ private:
+  at::Generator generator_;
+};
 
 }  // namespace
 
-Llama::Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options)
+Llama::Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options,
+             const std::function<void(const at::Tensor& parameter)>& made)
     : config_(config) {
   validate(config);
-  embedding_ = register_parameter("embedding", at::empty({config.vocab, config.dim}, options));
+  Initializer initializer(seed, options.device());
+  const auto finish = [&](const at::Tensor& parameter) {
+    initializer.fill(parameter);
+    if (made) {
+      made(parameter);
+    }
+  };
+  const auto own = [&](const char* name, at::IntArrayRef sizes) {
+    at::Tensor& parameter = register_parameter(name, at::empty(sizes, options));
+    finish(parameter);
+    return parameter;
+  };
+  embedding_ = own("embedding", {config.vocab, config.dim});
+  norm_ = own("norm", {config.dim});
+  head_ = own("head", {config.vocab, config.dim});
   for (std::int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(register_module("block" + std::to_string(i), std::make_shared<LlamaBlock>(config, options)));
+    for (const at::Tensor& parameter : blocks_.back()->parameters()) {
+      finish(parameter);
+    }
   }
-  norm_ = register_parameter("norm", at::empty({config.dim}, options));
-  head_ = register_parameter("head", at::empty({config.vocab, config.dim}, options));
   const auto angles = rope_angles(max_seq, config.dim / config.heads, config.rope_theta);
   cos_ = register_buffer("cos", angles.cos().to(options));
   sin_ = register_buffer("sin", angles.sin().to(options));
-  initialize(parameters(), seed, embedding_.device());
 }
 
 at::Tensor Llama::forward_hidden(const at::Tensor& tokens, const PartRunner& run) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -19,8 +20,11 @@ class LlamaBlock;
 // The forward comes in two parts so that a caller can put the head under a NoOpGuard: its saves are wanted at once.
 class Llama : public torch::nn::Module {
  public:
-  // `max_seq` bounds the sequence length (the rope tables are made for it). `options` gives device and dtype.
-  Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options = {});
+  // `max_seq` bounds the sequence length (the rope tables are made for it). `options` gives device and dtype. `made`,
+  // if any, is called with each parameter that has its values, before the next one is made: a model that is larger than
+  // the device can have them taken elsewhere.
+  Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options = {},
+        const std::function<void(const at::Tensor& parameter)>& made = {});
 
   // int64 tokens [batch, seq] -> [batch, seq, dim], normed. Throws c10::Error where seq is over max_seq.
   at::Tensor forward_hidden(const at::Tensor& tokens, const PartRunner& run = run_part);

@@ -1,0 +1,116 @@
+// Question: what does it cost to train a Llama whose weights, gradients and AdamW's states live in host memory, and how
+// large a model trains so? "resident" is the same program with all of them on the device.
+//
+// Times are the host's, between device synchronisations. The peak is what LibTorch's allocator has handed out, from the
+// first weight on, and "taken" is what it has taken from the device. --cap bounds the latter. Without a GPU the home is
+// a spill file, which says whether the program is right, and nothing about time.
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+#include <nlohmann/json.hpp>
+
+#include "bench/common/percentile.h"
+#include "bench/common/result_rows.h"
+#include "bench/model/options.h"
+#include "bench/model/training.h"
+#include "examples/common/device.h"
+
+namespace ebb {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+void cap_memory(std::uint64_t cap_bytes, c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  allocator::setMemoryFraction(static_cast<double>(cap_bytes) / static_cast<double>(total_bytes), device.index());
+}
+
+// The most memory that LibTorch has taken from the device; 0 without a GPU.
+std::uint64_t taken_bytes(c10::Device device) {
+  return device.is_cpu() ? 0
+                         : static_cast<std::uint64_t>(allocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
+}
+
+nlohmann::json measure(const ModelOptions& options, const std::string& config, c10::Device device,
+                       DeviceMemory& memory) {
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  };
+  const auto parameters = static_cast<double>(parameter_count(options.model()));
+  const double tokens = static_cast<double>(options.batch) * static_cast<double>(options.sequence);
+  memory.reset();
+  const auto start = Clock::now();
+  Training training(options, device, config == "managed");
+  synchronize(device);
+  nlohmann::json row{{"config", config},
+                     {"shape", options.shape},
+                     {"layers", options.model().layers},
+                     {"parameters", parameter_count(options.model())},
+                     {"dtype", options.dtype},
+                     {"update", options.update},
+                     {"batch", options.batch},
+                     {"sequence", options.sequence},
+                     {"managed_bound_bytes", config == "managed" ? options.managed_bytes : 0},
+                     {"cap_bytes", options.cap_bytes.value_or(0)},
+                     {"device", device_name(device)},
+                     {"made_ms", since(start)}};
+  std::vector<double> losses;
+  std::vector<double> warm_up_ms;
+  std::vector<double> ms;
+  for (int i = 0; i < options.warm_up + options.steps; ++i) {
+    const auto begin = Clock::now();
+    const at::Tensor loss = training.step();
+    synchronize(device);
+    (i < options.warm_up ? warm_up_ms : ms).push_back(since(begin));
+    losses.push_back(loss.item<double>());
+  }
+  const Stats stats = training.offloader().stats();
+  row["losses"] = losses;
+  row["warm_up_ms"] = warm_up_ms;
+  add_spread(row, "ms", ms);
+  row["tokens_per_s"] = tokens / percentile(ms, 0.5) * 1e3;
+  row["peak_bytes"] = memory.peak_bytes();
+  row["taken_bytes"] = taken_bytes(device);
+  row["managed_bytes"] = stats.managed.bytes;
+  row["managed_peak_bytes"] = stats.managed_on_device.peak_bytes;
+  row["home_bytes"] = stats.pool.capacity_bytes;
+  row["home_bytes_per_parameter"] = static_cast<double>(stats.pool.capacity_bytes) / parameters;
+  row["weights"] = training.weights();
+  return row;
+}
+
+int run(int argc, char** argv) {
+  ModelOptions options;
+  if (const auto code = parse_options(argc, argv, options)) {
+    return *code;
+  }
+  const c10::Device device = pick_device(options.device);
+  if (options.cap_bytes && device.is_cuda()) {
+    cap_memory(*options.cap_bytes, device);
+  }
+  ResultRows rows(options.out);
+  DeviceMemory memory(device);
+  for (const std::string& config : options.configs) {
+    rows.add(measure(options, config, device, memory));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  return ebb::run_benchmark("model", [&] { return ebb::run(argc, argv); });
+}

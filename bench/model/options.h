@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "examples/llama/config.h"
+#include "offload/adamw.h"
+
+namespace ebb {
+
+// What a user of this benchmark may set, after parsing. Sizes are bytes.
+struct ModelOptions {
+  std::string shape = "8b";
+  std::optional<std::int64_t> layers;  // the shape's unless given
+  std::int64_t batch = 8;
+  std::int64_t sequence = 1024;
+  std::vector<std::string> configs{"managed"};  // of resident and managed
+  std::string dtype = "bfloat16";
+  std::string device = "auto";
+  std::string update = "backward";              // or step
+  std::optional<std::uint64_t> cap_bytes;       // of the device's memory
+  std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes
+  int warm_up = 3;                              // steps
+  int steps = 3;                                // timed
+  std::filesystem::path out;
+
+  [[nodiscard]] LlamaConfig model() const;
+  [[nodiscard]] UpdateIn update_in() const { return update == "step" ? UpdateIn::kStep : UpdateIn::kBackward; }
+};
+
+// Returns the status to exit with if the program is to end here.
+[[nodiscard]] std::optional<int> parse_options(int argc, char** argv, ModelOptions& options);
+
+}  // namespace ebb
