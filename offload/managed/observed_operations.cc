@@ -399,7 +399,7 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
 
 class OnDevice::Uses : public ebb::Uses {};
 
-OnDevice::OnDevice(std::initializer_list<at::Tensor> tensors) : uses_(std::make_unique<Uses>()) {
+OnDevice::OnDevice(at::TensorList tensors) : uses_(std::make_unique<Uses>()) {
   for (const at::Tensor& tensor : tensors) {
     uses_->add(tensor, /*written=*/false);
   }

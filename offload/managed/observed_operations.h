@@ -1,8 +1,8 @@
 #pragma once
 
-#include <initializer_list>
 #include <memory>
 
+#include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Tensor.h>
 
 #include "offload/managed/managed_set.h"
@@ -43,7 +43,7 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 // Throws as an operation on them would. Threads: any; ends where it began.
 class OnDevice {
  public:
-  explicit OnDevice(std::initializer_list<at::Tensor> tensors);
+  explicit OnDevice(at::TensorList tensors);
   ~OnDevice();
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;

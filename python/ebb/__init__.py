@@ -17,6 +17,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
     no_offload     a guard inside of which saves stay
     wrap           guards each forward pass of a model
     checkpoint     saves a function's inputs only, and runs the function again in backward
+    AdamW          an optimizer whose states live where their parameters do
     policies       what leaves the device; or any function of a Candidate
     plot           draws what an offloader has held on the device
 """
@@ -24,6 +25,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
 import torch as _torch  # noqa: F401  (loads LibTorch, which the extension module needs)
 
 from ebb import policies
+from ebb._adamw import AdamW
 from ebb._backward import wrap_backward as _wrap_backward
 from ebb._checkpoint import checkpoint
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
@@ -36,6 +38,7 @@ _wrap_backward()
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdamW",
     "Candidate",
     "Count",
     "Decision",

@@ -10,6 +10,7 @@
 #include <pybind11/stl.h>
 
 #include "offload/guard.h"
+#include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
@@ -19,7 +20,7 @@ namespace {
 
 using Released = py::call_guard<py::gil_scoped_release>;  // of whatever may wait
 
-// A guard that ends when it is told to, for `with`.
+// A guard that ends when it is told to, for `with` and `finally`.
 template <typename Guard>
 class Entered {
  public:
@@ -35,6 +36,7 @@ class Entered {
 
 using EnteredOffload = Entered<OffloadGuard>;
 using EnteredNoOp = Entered<NoOpGuard>;
+using EnteredOnDevice = Entered<OnDevice>;
 
 py::list take_trace(Offloader& offloader) {
   using Us = std::chrono::duration<double, std::micro>;
@@ -85,6 +87,13 @@ void bind_offloader(py::module_& module) {
       .def("reset_stats", &Offloader::reset_stats, Released())
       .def("take_timeline", &Offloader::take_timeline, Released())
       .def("take_trace", &take_trace);
+
+  module.def(
+      "manage_beside", [](const at::Tensor& managed, const at::Tensor& other) { manage_beside(managed, other); },
+      py::arg("managed"), py::arg("other"), Released());
+  py::class_<EnteredOnDevice, std::unique_ptr<EnteredOnDevice, DeleteWithoutGil>>(module, "OnDevice")
+      .def(py::init<const std::vector<at::Tensor>&>(), py::arg("tensors"), Released())
+      .def("end", &EnteredOnDevice::end, Released());
 
   py::class_<EnteredOffload, std::unique_ptr<EnteredOffload, DeleteWithoutGil>>(module, "OffloadGuard")
       .def(py::init<Offloader&>(), py::arg("offloader"), py::keep_alive<1, 2>())

@@ -1,0 +1,169 @@
+"""AdamW whose states live where their parameters do."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.optim.adamw import adamw
+
+from ebb import _core
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_TENSORS = (*_MOMENTS, "master")
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov, Hutter, 2019), with a float32 master of each parameter in bfloat16 or half.
+
+    Parameters in float32 and double get the bits of torch.optim.AdamW(foreach=False). A master is updated by the
+    gradient in float32, and then rounded to the parameter. States and masters of parameters that Offloader.manage has
+    been given are managed beside them: with the parameters in host memory, or without a GPU on the disk, and on the
+    device around their uses only.
+
+    update_in: "step", or "backward": then each parameter is updated as soon as its gradient is whole, and the gradient
+        is let go of, so that no more than a few gradients are alive at once. One backward pass is one step then: no
+        accumulation over micro-batches, and no clipping by the norm of all gradients. step() updates what still has a
+        gradient.
+
+    state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
+    torch's. Raises ValueError for options out of their range, and RuntimeError for sparse gradients.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        update_in: Literal["step", "backward"] = "step",
+    ) -> None:
+        if update_in not in ("step", "backward"):
+            raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step" or "backward"')
+        self._in_backward = update_in == "backward"
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            _check(group)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        if not self._in_backward:
+            return
+        this, number = weakref.ref(self), len(self.param_groups) - 1
+
+        def update(parameter: torch.Tensor) -> None:
+            optimizer = this()
+            if optimizer is not None and parameter.grad is not None:
+                optimizer._update(parameter, optimizer.param_groups[number])
+                parameter.grad = None
+
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(update)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Updates every parameter that has a gradient. `closure` is called first, with gradients, and its result returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with copies of the states in host memory."""
+        known = super().state_dict()
+        known["state"] = {
+            number: {name: _copy(value) if name in _TENSORS else value for name, value in state.items()}
+            for number, state in known["state"].items()
+        }
+        return known
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's. States keep their own type, and are managed where their parameters are."""
+        super().load_state_dict(state_dict)  # which gives states the parameter's type
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if name in _TENSORS:
+                    self.state[parameter][name] = _beside(parameter, value.to(parameter.device, copy=True))
+
+    @torch.no_grad()
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise RuntimeError("ebb: AdamW does not support sparse gradients")
+        state = self._state_of(parameter, group)
+        master = state.get("master")
+        tensors = [parameter, gradient, *(state[name] for name in _TENSORS if name in state)]
+        together = _core.OnDevice(tensors)
+        try:
+            adamw(
+                [parameter if master is None else master],
+                [gradient if master is None else gradient.float()],
+                [state["exp_avg"]],
+                [state["exp_avg_sq"]],
+                [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
+                [state["step"]],
+                foreach=False,
+                fused=False,
+                has_complex=parameter.is_complex(),
+                amsgrad=group["amsgrad"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=group["maximize"],
+            )
+            if master is not None:
+                parameter.copy_(master)
+        finally:
+            together.end()
+
+    def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if state:
+            return state
+        made: dict[str, Any] = {"step": torch.tensor(0.0, dtype=torch.float32)}
+        dtype = parameter.dtype
+        if dtype in (torch.bfloat16, torch.float16):
+            dtype = torch.float32
+            made["master"] = _beside(parameter, parameter.detach().float())
+        for name in _MOMENTS if group["amsgrad"] else _MOMENTS[:2]:
+            zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+            made[name] = _beside(parameter, zeros)
+        state.update(made)
+        return state
+
+
+def _beside(parameter: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    _core.manage_beside(parameter, made)
+    return made
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor.is_cpu else tensor.cpu()
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name in ("lr", "eps", "weight_decay"):
+        if not group[name] >= 0:
+            raise ValueError(f"ebb: AdamW got {name}={group[name]}, and takes at least 0")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"ebb: AdamW got betas={group['betas']}, and takes betas in [0, 1)")

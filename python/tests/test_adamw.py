@@ -1,0 +1,175 @@
+import contextlib
+import gc
+import weakref
+
+import pytest
+import torch
+
+import ebb
+from test_manage import assert_equal, new_model, train
+
+
+@pytest.fixture
+def home():
+    return ebb.Offloader(device="cpu", policy=ebb.policies.minimum_size(1))
+
+
+def new_half_model():
+    model = new_model()
+    model[3].p = 0.0
+    return model.bfloat16()
+
+
+class PlainWithMasters(torch.optim.Optimizer):
+    """What ebb.AdamW must equal for bfloat16: torch.optim.AdamW over float32 copies."""
+
+    def __init__(self, parameters, **options):
+        parameters = list(parameters)
+        super().__init__(parameters, {})
+        self.masters = [each.detach().float().requires_grad_() for each in parameters]
+        self.inner = torch.optim.AdamW(self.masters, foreach=False, **options)
+        self.param_groups = self.inner.param_groups
+        self.parameters = parameters
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self.inner.step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.copy_(master)
+
+    def zero_grad(self, set_to_none=True):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+OPTIONS = [{}, {"amsgrad": True, "weight_decay": 0.0}, {"maximize": True, "betas": (0.8, 0.9)}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("managed", [False, True])
+def test_float32_has_the_bits_of_torch(home, options, managed):
+    plain, model = new_model(), new_model()
+    expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, foreach=False, **options), home)
+    if managed:
+        home.manage(model, device_bytes="8KiB", minimum_bytes=0)
+    assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2, **options), home), expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("managed", [False, True])
+def test_bfloat16_has_the_bits_of_float32_masters(home, options, managed):
+    plain, model = new_half_model(), new_half_model()
+    expected = train(plain, PlainWithMasters(plain.parameters(), lr=1e-2, **options), home)
+    if managed:
+        home.manage(model, minimum_bytes=0)
+    assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2, **options), home), expected)
+
+
+def steps_of(model, optimizer):
+    for step in range(6):
+        torch.manual_seed(step)
+        tokens = torch.randint(0, 32, (4, 8))
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [each.detach().clone() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+@pytest.mark.parametrize("managed", [False, True])
+def test_an_update_in_backward_is_the_update_in_step(home, make, managed):
+    plain, model = make(), make()
+    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2))
+    if managed:
+        home.manage(model, minimum_bytes=0)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="backward")
+    assert_equal(steps_of(model, optimizer), expected)
+    model(torch.arange(8)).sum().backward()
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_states_are_managed_beside_their_parameters(home):
+    model = new_half_model()
+    home.manage(model, minimum_bytes=0)
+    bytes_of_weights = sum(each.nbytes for each in model.parameters())
+    assert home.stats().managed.bytes == bytes_of_weights
+    steps_of(model, ebb.AdamW(model.parameters(), update_in="backward"))
+    gc.collect()
+    # No gradient is left, and no optimizer.
+    assert home.stats().managed.bytes == bytes_of_weights
+    optimizer = ebb.AdamW(model.parameters(), update_in="backward")
+    steps_of(model, optimizer)
+    assert home.stats().managed.bytes == 7 * bytes_of_weights  # master and two moments in float32
+
+
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+@pytest.mark.parametrize("managed", [False, True])
+def test_training_goes_on_from_a_checkpoint(home, tmp_path, make, managed):
+    plain = make()
+    optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, optimizer, contextlib.nullcontext())
+    expected = train(plain, optimizer, contextlib.nullcontext(), first=10)
+
+    def new():
+        model = make()
+        if managed:
+            home.manage(model, minimum_bytes=0)
+        return model, ebb.AdamW(model.parameters(), lr=1e-2)
+
+    model, optimizer = new()
+    train(model, optimizer, home)
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    torch.save((weights, optimizer.state_dict()), tmp_path / "checkpoint.pt")
+
+    model, optimizer = new()
+    weights, states = torch.load(tmp_path / "checkpoint.pt")
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+    assert_equal(train(model, optimizer, home, first=10), expected)
+
+
+def test_the_optimizer_and_the_model_end():
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters(), update_in="backward")
+    steps_of(model, optimizer)
+    ended = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert ended() is None
+    model(torch.arange(8)).sum().backward()
+    assert model[1].weight.grad is not None  # nobody updates any more
+    weight = weakref.ref(model[1].weight)
+    del model
+    gc.collect()
+    assert weight() is None
+
+
+def test_a_closure_is_called_with_gradients():
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.arange(8)).square().mean()
+        loss.backward()
+        return loss
+
+    first = optimizer.step(closure)
+    assert optimizer.step(closure) < first
+
+
+@pytest.mark.parametrize(
+    "options", [{"lr": -1.0}, {"eps": float("nan")}, {"betas": (0.9, 1.0)}, {"weight_decay": -1}, {"update_in": "epoch"}]
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match="ebb"):
+        ebb.AdamW(new_model().parameters(), **options)
+
+
+def test_sparse_gradients_are_refused():
+    embedding = torch.nn.Embedding(8, 4, sparse=True)
+    embedding(torch.arange(3)).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        ebb.AdamW(embedding.parameters()).step()
