@@ -12,6 +12,7 @@
 #include <torch/optim/sgd.h>
 
 #include "offload/guard.h"
+#include "offload/parameters.h"
 #include "policy/callback.h"
 
 namespace ebb {
@@ -46,12 +47,19 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
 
 }  // namespace
 
-TinyTraining::TinyTraining(c10::Device device, std::uint64_t seed)
+TinyTraining::TinyTraining(c10::Device device, std::uint64_t seed, bool managed)
     : device_(device),
       random_(seed),
       offloader_(options(device, draw_)),
       weights_(make_weights(device, seed)),
-      optimizer_(weights_, torch::optim::SGDOptions(1e-3)) {}
+      optimizer_(weights_, torch::optim::SGDOptions(1e-3)) {
+  if (managed) {
+    Parameters one_at_a_time;
+    one_at_a_time.device_bytes = weights_.front().nbytes();
+    one_at_a_time.minimum_bytes = 0;
+    offloader_.manage(weights_, one_at_a_time);
+  }
+}
 
 Options TinyTraining::options(c10::Device device, std::shared_ptr<Draw> draw) {
   Options options;

@@ -29,7 +29,8 @@ inline constexpr int kStepKinds = 7;
 // each step. One Offloader serves the whole run.
 class TinyTraining {
  public:
-  TinyTraining(c10::Device device, std::uint64_t seed);
+  // `managed`: the offloader manages the weights and their gradients, and one of them at a time is on the device.
+  TinyTraining(c10::Device device, std::uint64_t seed, bool managed);
 
   // The next step: the kinds take turns. Afterwards no graph and no gradient is alive.
   // With `compare`, returns whether its gradients are those of plain autograd, bit for bit.
