@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "offload/base/human_bytes.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 
@@ -81,12 +82,12 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   if (!item) {
     item = take_item();
   }
-  storages_[*item] = std::make_shared<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
+  storages_[*item] =
+      make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
   return storages_[*item];
 }
 
 void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
-  residency_->check_process();
   TORCH_CHECK(
       !residency_->tier().captures(),
       "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "

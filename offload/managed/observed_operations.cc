@@ -136,6 +136,7 @@ class Uses {
       known_written = known_written || written;
       return;
     }
+    found.set->residency().check_process();
     storages_.push_back(found.managed);
     written_.push_back(written);
     sets_.push_back(found.set);

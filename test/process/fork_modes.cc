@@ -20,6 +20,7 @@
 
 #include "offload/checkpoint.h"
 #include "offload/guard.h"
+#include "offload/parameters.h"
 #include "test/process/modes.h"
 #include "test/process/world.h"
 
@@ -101,6 +102,30 @@ void fork_and_ask() {
     say(error_of([&] { static_cast<void>(offloader.take_timeline()); }));
     say(error_of([&] { const OffloadGuard guard(offloader); }));
   });
+  say(world->backward());
+}
+
+void fork_with_managed() {
+  make_world(kSmall);
+  Parameters none_on_device;
+  none_on_device.minimum_bytes = 0;
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 2; ++i) {
+    weights.push_back(at::full({kLarge}, 1.0 + i));
+  }
+  none_on_device.device_bytes = weights.front().nbytes();
+  world->offloader->manage(weights, none_on_device);
+  weights[0].add_(1);
+  weights[1].add_(1);  // the first is on its way home
+  in_child([&] {
+    say(error_of([&] { weights[0].add_(1); }));
+    say(error_of([&] { weights[1].add_(1); }));
+    say(error_of([&] { world->offloader->manage({at::ones({4})}, {}); }));
+    weights.clear();
+    world->drop();
+  });
+  say(weights[0].eq(2).all().item<bool>() && weights[1].eq(3).all().item<bool>() ? "exact" : "wrong");
+  weights.clear();
   say(world->backward());
 }
 
@@ -217,19 +242,13 @@ void fork_on_gpu() {
 }  // namespace
 
 const Modes kForkModes{
-    {"fork_and_exit", fork_and_exit},
-    {"fork_and_exit_at_once", fork_and_exit_at_once},
-    {"fork_in_flight", fork_in_flight},
-    {"fork_and_drop", fork_and_drop},
-    {"fork_under_guard", fork_under_guard},
-    {"fork_and_ask", fork_and_ask},
-    {"fork_and_unpack", fork_and_unpack},
-    {"fork_in_second_run", fork_in_second_run},
-    {"fork_between_runs", fork_between_runs},
-    {"fork_and_make_own", fork_and_make_own},
-    {"fork_and_use_kept", fork_and_use_kept},
-    {"fork_among_threads", fork_among_threads},
-    {"fork_on_gpu", fork_on_gpu},
+    {"fork_and_exit", fork_and_exit},           {"fork_and_exit_at_once", fork_and_exit_at_once},
+    {"fork_in_flight", fork_in_flight},         {"fork_and_drop", fork_and_drop},
+    {"fork_under_guard", fork_under_guard},     {"fork_and_ask", fork_and_ask},
+    {"fork_with_managed", fork_with_managed},   {"fork_and_unpack", fork_and_unpack},
+    {"fork_in_second_run", fork_in_second_run}, {"fork_between_runs", fork_between_runs},
+    {"fork_and_make_own", fork_and_make_own},   {"fork_and_use_kept", fork_and_use_kept},
+    {"fork_among_threads", fork_among_threads}, {"fork_on_gpu", fork_on_gpu},
 };
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <sstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -235,6 +236,31 @@ TEST_CASE("what cannot be managed is refused", "[managed]") {
   rig.offloader().manage(std::vector<at::Tensor>{tensor}, within(0));
   CHECK_THROWS_WITH(other.offloader().manage(std::vector<at::Tensor>{tensor}, within(0)), Catch::Contains("another"));
   CHECK(at::equal(tensor, at::ones({64})));
+}
+
+TEST_CASE("two threads train models that one offloader manages, within one bound", "[managed]") {
+  const std::vector<at::Tensor> expected = train(make_weights(6), nullptr);
+  Options options;
+  options.device = at::kCPU;
+  Offloader offloader(options);
+  std::vector<std::vector<at::Tensor>> weights;
+  std::vector<std::vector<at::Tensor>> found(2);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    weights.push_back(make_weights(6));
+    offloader.manage(weights.back(), within(2 * kBytes));
+  }
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    threads.emplace_back([&, i] { found[i] = train(weights[i], nullptr); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const std::vector<at::Tensor>& each : found) {
+    check_equal(expected, each);
+  }
+  weights.clear();
+  CHECK(offloader.stats().managed.tensors == 0);
 }
 
 TEST_CASE("a managed storage whose copy home fails stays on the device, and nothing is lost", "[managed]") {
