@@ -42,6 +42,9 @@ struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState>
 // States and masters of parameters that Offloader::manage has been given are managed in the same set, and so are on the
 // device around their uses only. Other parameters' states stay beside them.
 //
+// A weight that the program writes after the first step is overwritten by its master: load weights before that, or with
+// the states. Parameters of groups that are added later are updated in step().
+//
 // Learning-rate schedulers, parameter groups, zero_grad and the norm's clipping are those of LibTorch. An archive of
 // save() has copies of all states in host memory until it is written.
 //

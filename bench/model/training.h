@@ -16,10 +16,10 @@ namespace ebb {
 // block is a checkpointed region, whose inputs move, and the head takes kTokensOfHead tokens at a time.
 class Training {
  public:
-  static constexpr std::int64_t kTokensOfHead = 8192;
+  static constexpr std::int64_t kTokensOfHead = 4096;
 
-  // `managed`: weights, gradients and states live in host memory, or without a GPU in a spill file, and no more of the
-  // weights than the bound are ever on the device. Otherwise all of them stay on the device.
+  // `managed`: weights, gradients and states live in host memory, or without a GPU in a spill file, and no more of them
+  // than the bound are on the device, but for what one update takes. Otherwise all of them stay on the device.
   Training(const ModelOptions& options, c10::Device device, bool managed);
 
   // One step: forward, backward, update. Returns the loss, a float32 on the device.

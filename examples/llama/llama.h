@@ -21,8 +21,8 @@ class LlamaBlock;
 class Llama : public torch::nn::Module {
  public:
   // `max_seq` bounds the sequence length (the rope tables are made for it). `options` gives device and dtype. `made`,
-  // if any, is called with each parameter that has its values, before the next one is made: a model that is larger than
-  // the device can have them taken elsewhere.
+  // if any, is called with each parameter that has its values, before the next block is made: a model that is larger
+  // than the device can have its parameters taken elsewhere.
   Llama(const LlamaConfig& config, std::int64_t max_seq, std::uint64_t seed, const at::TensorOptions& options = {},
         const std::function<void(const at::Tensor& parameter)>& made = {});
 

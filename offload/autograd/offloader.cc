@@ -175,7 +175,7 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
 
 void Offloader::drain() {
   if (const auto& runtime = this->runtime()) {
-    runtime->residency().stash().drain();
+    runtime->drain();
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -74,6 +75,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   std::optional<Block> home = residency_->tier().try_acquire(storage.nbytes());
   if (!home) {
     forget_the_dead();
+    drain();
     home = residency_->tier().try_acquire(storage.nbytes());
   }
   TORCH_CHECK(home, "ebb: there is no room for the home of a managed storage of ", human_bytes(storage.nbytes()),
@@ -95,7 +97,7 @@ void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
   bool is_news = false;
   for (const Stored& storage : storages) {
     is_news = note_use(*storage) || is_news;
-    if (!storage->is_on_device()) {
+    if (storage->is_at_home()) {
       make_room(storage->bytes(), /*needed_in=*/0);
     }
     bring_one(*storage, stream);
@@ -111,7 +113,7 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
     return;
   } catch (const c10::OutOfMemoryError&) {
     send_home();
-    wait_for_leaving(0);
+    drain();
     residency_->evict(storage.bytes());
   }
   storage.bring(stream);
@@ -134,7 +136,9 @@ bool ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in) {
       if (needed_in > 0) {
         return false;  // a prefetch waits for nothing
       }
-      wait_for_leaving(limits_.device_bytes - wanted);
+      if (!wait_for_leaving(limits_.device_bytes - wanted)) {
+        std::this_thread::yield();
+      }
       continue;
     }
     const Stored last = last_expected(needed_in);
@@ -188,7 +192,7 @@ void ManagedSet::prefetch_expected() {
       if (ahead > limits_.prefetch_bytes) {
         return false;
       }
-      if (!storage->is_on_device()) {
+      if (!storage->is_here()) {
         wanted.push_back({storage, history_.next_use(item)});
       }
       return true;
@@ -196,7 +200,8 @@ void ManagedSet::prefetch_expected() {
   }
   const Residency::Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
-    if (!make_room(each.storage->bytes(), each.in) || !each.storage->prefetch()) {
+    const bool has_room = !each.storage->is_at_home() || make_room(each.storage->bytes(), each.in);
+    if (!has_room || !each.storage->prefetch()) {
       return;
     }
   }
@@ -216,52 +221,56 @@ void ManagedSet::send_home() {
 }
 
 bool ManagedSet::send_home(const Stored& storage) {
-  {
-    const MutexLock lock(mutex_);
-    leaving_.push_back(storage);  // first, because the memory that is leaving must not be forgotten
+  if (!storage->leave()) {
+    return false;
   }
-  return storage->leave();
+  if (storage->is_leaving()) {
+    try {
+      const MutexLock lock(mutex_);
+      leaving_.push_back({next_leaving_++, storage});
+    } catch (...) {
+      storage->arrive_home(ManagedStorage::Wait::kYes);
+      throw;
+    }
+  }
+  return true;
 }
 
 // Lets go of the memory of the oldest that are home by now. Never waits.
 void ManagedSet::let_go_of_arrived() noexcept {
-  while (true) {
-    Stored oldest;
-    {
-      const MutexLock lock(mutex_);
-      if (leaving_.empty()) {
-        return;
-      }
-      oldest = leaving_.front();
-    }
-    if (!oldest->arrive_home(ManagedStorage::Wait::kNo)) {
+  while (const std::optional<Leaving> oldest = oldest_leaving()) {
+    if (!oldest->storage->arrive_home(ManagedStorage::Wait::kNo)) {
       return;
     }
-    forget_leaving(oldest);
+    forget_leaving(oldest->number);
   }
 }
 
 // Makes streams, or on a CPU the calling thread, wait for the oldest copies home until the memory of the others is
-// within the limit.
-void ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
+// within the limit. Returns false where another thread has yet to say what is leaving.
+bool ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
   while (gauges_.leaving.now_bytes() > limit_bytes) {
-    Stored oldest;
-    {
-      const MutexLock lock(mutex_);
-      if (leaving_.empty()) {
-        return;
-      }
-      oldest = leaving_.front();
+    const std::optional<Leaving> oldest = oldest_leaving();
+    if (!oldest) {
+      return false;
     }
-    oldest->arrive_home(ManagedStorage::Wait::kYes);
-    forget_leaving(oldest);
+    oldest->storage->arrive_home(ManagedStorage::Wait::kYes);
+    forget_leaving(oldest->number);
   }
+  return true;
+}
+
+std::optional<ManagedSet::Leaving> ManagedSet::oldest_leaving() noexcept {
+  const MutexLock lock(mutex_);
+  return leaving_.empty() ? std::nullopt : std::optional(leaving_.front());
 }
 
 // Unless another thread has done so.
-void ManagedSet::forget_leaving(const Stored& oldest) noexcept {
+void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
+  std::optional<Leaving> forgotten;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (!leaving_.empty() && leaving_.front() == oldest) {
+  if (!leaving_.empty() && leaving_.front().number == number) {
+    forgotten = std::move(leaving_.front());
     leaving_.pop_front();
   }
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -65,6 +66,9 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // Sends home all that is not in use.
   void send_home();
 
+  // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
+  void drain() noexcept { wait_for_leaving(0); }
+
   // Lets go of the homes of storages that the program has let go of.
   void forget_the_dead();
 
@@ -78,6 +82,11 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
 
+  struct Leaving {
+    std::uint64_t number;  // of this entry alone: a storage may come back and leave again
+    Stored storage;
+  };
+
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
   bool note_use(const ManagedStorage& storage);
@@ -87,8 +96,9 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   void prefetch_expected();
   bool send_home(const Stored& storage);
   void let_go_of_arrived() noexcept;
-  void wait_for_leaving(std::uint64_t limit_bytes) noexcept;
-  void forget_leaving(const Stored& oldest) noexcept;
+  bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
+  [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
+  void forget_leaving(std::uint64_t number) noexcept;
 
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
@@ -99,7 +109,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
-  std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
+  std::deque<Leaving> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
+  std::uint64_t next_leaving_ EBB_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ebb

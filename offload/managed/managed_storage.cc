@@ -45,6 +45,8 @@ std::optional<std::string> failure_of(const Ticket& done) {
     return std::nullopt;
   } catch (const std::exception& error) {
     return error.what();
+  } catch (...) {
+    return "an error that is no std::exception";
   }
 }
 
@@ -85,10 +87,11 @@ void ManagedStorage::begin_use() {
 }
 
 void ManagedStorage::end_use(bool written) noexcept {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // destroyed after the lock is released, in case it is the last
   const MutexLock lock(mutex_);
   --uses_;
   in_use_now_ = uses_ > 0;
-  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  storage = storage_.lock();
   if (!storage || state_ == State::kReleased) {
     return;
   }
@@ -100,9 +103,10 @@ void ManagedStorage::end_use(bool written) noexcept {
 }
 
 void ManagedStorage::bring(c10::Stream stream) {
-  c10::DataPtr unwanted;  // destroyed after the lock is released
+  c10::DataPtr unwanted;                         // destroyed after the lock is released
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   const MutexLock lock(mutex_);
-  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+  storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
   release_if_replaced_locked(*storage);
   if (state_ == State::kReleased) {
@@ -133,6 +137,9 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
   if (stream != owner_) {
     tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
+    if (homes_ == HomesBytes::kUnderWay) {
+      tier_.wait(WaitPoint::kBackAfterOut, stream, left_);
+    }
     add_user_locked(stream);
   }
   refuse_access(*storage, false);
@@ -144,10 +151,10 @@ void ManagedStorage::bring(c10::Stream stream) {
 bool ManagedStorage::prefetch() noexcept {
   try {
     const MutexLock lock(mutex_);
-    if (state_ != State::kHome || storage_.expired()) {
-      return false;
+    is_wanted_ = state_ == State::kLeaving;
+    if (state_ == State::kHome && !storage_.expired()) {
+      start_copy_in_locked();
     }
-    start_copy_in_locked();
     return true;
   } catch (...) {  // whoever uses the bytes fetches them
     return false;
@@ -155,7 +162,8 @@ bool ManagedStorage::prefetch() noexcept {
 }
 
 bool ManagedStorage::leave() noexcept {
-  c10::DataPtr memory;  // destroyed after the lock is released
+  c10::DataPtr memory;                           // destroyed after the lock is released
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   try {
     const MutexLock lock(mutex_);
     if (uses_ > 0) {
@@ -165,7 +173,7 @@ bool ManagedStorage::leave() noexcept {
       memory = drop_locked();
       return true;
     }
-    const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
+    storage = storage_.lock();
     if (state_ != State::kInstalled || stays_now_ || !storage) {
       return false;
     }
@@ -180,7 +188,6 @@ bool ManagedStorage::leave() noexcept {
     }
     memory_ = std::exchange(storage->_mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
     refuse_access(*storage, true);
-    on_device_now_ = false;
     if (homes_ == HomesBytes::kUnderWay && in_force(WaitPoint::kSourceInStash)) {
       state_ = State::kLeaving;
       leaving_ = gauges_.leaving.hold(bytes_);
@@ -195,7 +202,8 @@ bool ManagedStorage::leave() noexcept {
 }
 
 bool ManagedStorage::arrive_home(Wait wait) noexcept {
-  c10::DataPtr memory;  // destroyed after the lock is released
+  c10::DataPtr memory;                           // destroyed after the lock is released
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   const MutexLock lock(mutex_);
   if (state_ != State::kLeaving) {
     return true;
@@ -206,12 +214,17 @@ bool ManagedStorage::arrive_home(Wait wait) noexcept {
     }
     tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
   }
-  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-  if (storage && !is_replaced_while_away_locked(*storage) && stays_after_failure_locked()) {
+  storage = storage_.lock();
+  const bool can_come_back = storage && !is_replaced_while_away_locked(*storage);
+  if (can_come_back && stays_after_failure_locked()) {
     install_locked(*storage);
     return true;
   }
   homes_ = HomesBytes::kSame;
+  if (can_come_back && is_wanted_ && wait == Wait::kNo) {
+    install_locked(*storage);
+    return true;
+  }
   memory = let_go_locked();
   return true;
 }
@@ -228,7 +241,6 @@ void ManagedStorage::start_copy_in_locked() {
   memory_ = std::move(memory);
   on_device_ = std::move(lease);
   state_ = State::kArriving;
-  on_device_now_ = true;
 }
 
 // Whether the copy out that is under way or done is known to have failed: the bytes then stay on the device for good.
@@ -248,14 +260,14 @@ void ManagedStorage::install_locked(c10::StorageImpl& storage) {
   data_ = memory_.get();
   storage._mutable_data_ptr_no_checks() = std::exchange(memory_, {});
   leaving_ = {};
-  on_device_now_ = true;
+  is_wanted_ = false;
   state_ = State::kInstalled;
 }
 
 // -> kHome. The result is to be destroyed after the mutex is released.
 c10::DataPtr ManagedStorage::let_go_locked() noexcept {
   state_ = State::kHome;
-  on_device_now_ = false;
+  is_wanted_ = false;
   leaving_ = {};
   on_device_ = {};
   return std::exchange(memory_, {});
@@ -316,7 +328,6 @@ void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
   if (state_ == State::kInstalled && !is_as_installed_locked(storage)) {
     refuse_access(storage, false);
     state_ = State::kReleased;
-    on_device_now_ = false;
     on_device_ = {};
   }
 }

@@ -25,13 +25,14 @@ namespace ebb {
 // outside of a use gets an error, wherever the bytes are, because a pointer would outlive the memory, and nobody would
 // know of a write.
 //
-// kHome       The home alone has the bytes.
+// kHome       The home alone has the bytes, or on a GPU gets them by a copy out that the owner has waited for.
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
 //             storage cannot free what a copy still writes to.
 // kInstalled  The StorageImpl has the memory.
-// kLeaving    A copy out is under way or done, and the memory is kept until the copy is known to have succeeded, or the
-//             owner waits for the copy to make room. A use gets that memory back, behind the copy. If the copy has
-//             failed, the StorageImpl gets the memory back and keeps it.
+// kLeaving    A copy out is under way or done, and the memory is kept until the copy is known to have succeeded, or,
+// for
+//             want of room, until the owner has waited for the copy. A use gets that memory back, behind the copy. If
+//             the copy is known to have failed, as a copy to a disk may, the StorageImpl gets the memory back for good.
 // kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
 //
 // Ordering: as for saved storages (R1 to R5 in docs/design.md). The memory is always from the pool of one stream, the
@@ -57,12 +58,14 @@ class ManagedStorage {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
 
-  // Whether the device has the bytes, or is about to, and not on the way home. Only a hint: another thread may change
-  // that.
-  [[nodiscard]] bool is_on_device() const { return on_device_now_; }
+  // Whether the StorageImpl has the memory, or a copy in is under way; whether the state is kLeaving; or kHome. Only
+  // hints: another thread may change that.
+  [[nodiscard]] bool is_here() const { return state_ == State::kInstalled || state_ == State::kArriving; }
+  [[nodiscard]] bool is_leaving() const { return state_ == State::kLeaving; }
+  [[nodiscard]] bool is_at_home() const { return state_ == State::kHome; }
 
-  // Whether leave() could have the bytes leave. Only a hint, too.
-  [[nodiscard]] bool can_leave() const { return on_device_now_ && !in_use_now_ && !stays_now_; }
+  // Whether leave() could have the bytes leave, or the storage has ended. Only a hint, too.
+  [[nodiscard]] bool can_leave() const { return is_here() && !in_use_now_ && (!stays_now_ || !is_alive()); }
 
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
@@ -77,16 +80,16 @@ class ManagedStorage {
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;
 
-  // Starts the copy in before anybody asks. Returns false where there is nothing to
-  // do or the copy cannot be started.
+  // Starts the copy in before anybody asks. Bytes that are leaving come back once their copy out is done. Returns false
+  // where the copy in cannot be started.
   bool prefetch() noexcept;
 
-  // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false, and does
-  // nothing, where the bytes are in use, not on the device, or cannot leave.
+  // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false where
+  // the bytes are in use, not on the device, or cannot leave.
   bool leave() noexcept;
 
-  // kLeaving -> kHome if the copy out is done, or, where the owner can wait for it, once the owner does. Returns false
-  // where that is not so and `wait` is kNo.
+  // kLeaving -> kHome if the copy out is done, or, with kYes, once the owner has waited for the copy. Returns false
+  // where the copy is not done and `wait` is kNo.
   enum class Wait : std::uint8_t { kNo, kYes };
   bool arrive_home(Wait wait) noexcept;
 
@@ -113,14 +116,14 @@ class ManagedStorage {
   const std::size_t bytes_;
   const std::uint32_t item_;
   const c10::Stream owner_;
-  std::atomic<bool> on_device_now_{true};
+  std::atomic<State> state_{State::kInstalled};  // changes under mutex_ only
   std::atomic<bool> in_use_now_{false};
   std::atomic<bool> stays_now_{false};  // a copy out has failed
 
   Mutex mutex_;
-  State state_ EBB_GUARDED_BY(mutex_) = State::kInstalled;
   int uses_ EBB_GUARDED_BY(mutex_) = 0;
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
+  bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done
   Block home_ EBB_GUARDED_BY(mutex_);
   Ticket left_ EBB_GUARDED_BY(mutex_);                     // the last copy out
   Ticket arrived_ EBB_GUARDED_BY(mutex_);                  // the last copy in

@@ -188,17 +188,24 @@ std::shared_ptr<ManagedSet> Runtime::managed(const ManagedSet::Limits& limits) {
   return set;
 }
 
+std::shared_ptr<ManagedSet> Runtime::managed() {
+  const MutexLock lock(managed_mutex_);
+  return managed_.lock();
+}
+
 Stats Runtime::stats() {
   Stats stats = residency().stats();
-  std::shared_ptr<ManagedSet> set;  // perhaps the last reference, and destroyed after the lock is released
-  {
-    const MutexLock lock(managed_mutex_);
-    set = managed_.lock();
-  }
-  if (set != nullptr) {
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
     set->add_to(stats);
   }
   return stats;
+}
+
+void Runtime::drain() {
+  residency().stash().drain();
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
+    set->drain();
+  }
 }
 
 // Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of

@@ -53,6 +53,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The managed storages. `limits` are those of the first call as long as any of its storages lives.
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const ManagedSet::Limits& limits);
 
+  // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
+  void drain();
+
   // All counts, those of the managed storages, too.
   [[nodiscard]] Stats stats();
 
@@ -109,6 +112,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Residency residency_;
   const std::unique_ptr<Decider> decider_;
   Exclusions exclusions_;
+
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed();  // null where there is none
 
   // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
   Mutex managed_mutex_;

@@ -1,5 +1,6 @@
 """AdamW whose states live where their parameters do."""
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -27,8 +28,14 @@ class AdamW(torch.optim.Optimizer):
         gradient.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
-    torch's. Raises ValueError for options out of their range, and RuntimeError for sparse gradients.
+    torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
+    weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
+    around step() do not enclose the updates, and neither torch.amp.GradScaler nor a reentrant checkpoint may be used.
+
+    Raises ValueError for options out of their range, and RuntimeError for sparse gradients.
     """
+
+    _in_backward = False
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class AdamW(torch.optim.Optimizer):
         if update_in not in ("step", "backward"):
             raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step" or "backward"')
         self._in_backward = update_in == "backward"
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        weakref.finalize(self, _remove, self._hooks)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize})
 
@@ -58,17 +67,16 @@ class AdamW(torch.optim.Optimizer):
             raise
         if not self._in_backward:
             return
-        this, number = weakref.ref(self), len(self.param_groups) - 1
+        this = weakref.ref(self)
 
         def update(parameter: torch.Tensor) -> None:
             optimizer = this()
-            if optimizer is not None and parameter.grad is not None:
-                optimizer._update(parameter, optimizer.param_groups[number])
-                parameter.grad = None
+            if optimizer is not None:
+                optimizer._update_in_backward(parameter)
 
         for parameter in group["params"]:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(update)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(update))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Updates every parameter that has a gradient. `closure` is called first, with gradients, and its result returned."""
@@ -86,21 +94,40 @@ class AdamW(torch.optim.Optimizer):
         """As torch's, with copies of the states in host memory."""
         known = super().state_dict()
         known["state"] = {
-            number: {name: _copy(value) if name in _TENSORS else value for name, value in state.items()}
+            number: {name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
             for number, state in known["state"].items()
         }
         return known
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's. States keep their own type, and are managed where their parameters are."""
-        super().load_state_dict(state_dict)  # which gives states the parameter's type
+        """As torch's. States keep their own type, and are managed where their parameters are. Takes what
+        torch.optim.AdamW has saved, too: masters are then made of the parameters. Hooks around this call do not see the
+        moments and masters, which come one by one: all at once they would not fit.
+        """
+        others = {
+            number: {name: copy.deepcopy(value) for name, value in state.items() if name not in _TENSORS}
+            for number, state in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": others})
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
                 if name in _TENSORS:
-                    self.state[parameter][name] = _beside(parameter, value.to(parameter.device, copy=True))
+                    own = value.to(parameter.device, _state_type(parameter), copy=True)
+                    self.state[parameter][name] = _beside(parameter, own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._in_backward:
+            raise TypeError('ebb: an AdamW with update_in="backward" cannot be copied or pickled; its state_dict() can')
+        return super().__getstate__()
+
+    def _update_in_backward(self, parameter: torch.Tensor) -> None:
+        for group in self.param_groups:
+            if parameter.grad is not None and any(each is parameter for each in group["params"]):
+                self._update(parameter, group)
+                parameter.grad = None
 
     @torch.no_grad()
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
@@ -138,18 +165,25 @@ class AdamW(torch.optim.Optimizer):
 
     def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
-        if state:
-            return state
-        made: dict[str, Any] = {"step": torch.tensor(0.0, dtype=torch.float32)}
-        dtype = parameter.dtype
-        if dtype in (torch.bfloat16, torch.float16):
-            dtype = torch.float32
-            made["master"] = _beside(parameter, parameter.detach().float())
+        if "step" not in state:
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+        dtype = _state_type(parameter)
+        if dtype != parameter.dtype and "master" not in state:
+            state["master"] = _beside(parameter, parameter.detach().to(dtype))
         for name in _MOMENTS if group["amsgrad"] else _MOMENTS[:2]:
-            zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-            made[name] = _beside(parameter, zeros)
-        state.update(made)
+            if name not in state:
+                zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+                state[name] = _beside(parameter, zeros)
         return state
+
+
+def _state_type(parameter: torch.Tensor) -> torch.dtype:
+    return torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
+
+
+def _remove(hooks: list[torch.utils.hooks.RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _beside(parameter: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

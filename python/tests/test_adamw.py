@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import gc
 import weakref
 
@@ -144,6 +145,50 @@ def test_the_optimizer_and_the_model_end():
     del model
     gc.collect()
     assert weight() is None
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_a_state_dict_is_a_copy_and_is_copied(home, managed):
+    def new():
+        model = new_half_model()
+        if managed:
+            home.manage(model, minimum_bytes=0)
+        return model, ebb.AdamW(model.parameters(), lr=1e-2)
+
+    model, optimizer = new()
+    steps_of(model, optimizer)
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    states = optimizer.state_dict()
+    expected = steps_of(model, optimizer)
+    for _ in range(2):
+        model, optimizer = new()
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(states)
+        assert_equal(steps_of(model, optimizer), expected)
+
+
+def test_states_of_torchs_optimizer_are_taken():
+    plain = new_half_model()
+    torchs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    steps_of(plain, torchs)
+    optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
+    optimizer.load_state_dict(torchs.state_dict())
+    steps_of(plain, optimizer)
+    state = optimizer.state[plain[1].weight]
+    assert {state[name].dtype for name in ("master", "exp_avg", "exp_avg_sq")} == {torch.float32}
+    assert state["step"] == 12
+    assert torch.equal(state["master"].bfloat16(), plain[1].weight)
+
+
+def test_copies_of_an_optimizer():
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2)
+    steps_of(model, optimizer)
+    both = copy.deepcopy((model, optimizer))
+    assert_equal(steps_of(*both), steps_of(model, optimizer))
+    both[1].add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(ebb.AdamW(model.parameters(), update_in="backward"))
 
 
 def test_a_closure_is_called_with_gradients():

@@ -57,7 +57,10 @@ class ManagedWorld : public OrderingWorld {
     managed_[which].reset();
     set_->forget_the_dead();
   }
-  [[nodiscard]] bool is_on_device(std::size_t which) const { return managed_[which]->is_on_device(); }
+  [[nodiscard]] const void* memory(std::size_t which) const {
+    return tensors_[which].storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  }
+  [[nodiscard]] bool is_on_device(std::size_t which) const { return managed_[which]->is_here(); }
   [[nodiscard]] std::uint64_t on_device_bytes() const { return set_->on_device().now_bytes(); }
 
  private:
@@ -163,11 +166,13 @@ TEST_CASE("what is on its way home is used without another copy, and what is wri
           "[managed][ordering]") {
   ManagedWorld world(any_order(), {1 << 20, 0});
   const std::size_t it = world.add(7);
+  const void* const memory = world.memory(it);
   world.send_home();
   CHECK_FALSE(world.is_on_device(it));
   CHECK(world.on_device_bytes() == kBytes);  // until the copy is done
+  const at::Tensor next = world.make(5);     // would be in that memory, were it free
   world.read(it);
-  CHECK(world.on_device_bytes() == kBytes);
+  CHECK(world.memory(it) == memory);
   world.send_home();
   world.write(it, 8);
   world.send_home();

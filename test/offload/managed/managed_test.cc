@@ -276,6 +276,8 @@ TEST_CASE("a managed storage whose copy home fails stays on the device, and noth
   offloader.manage(weights, within(GENERATE(0U, 2 * kBytes)));
   check_equal(expected, train(weights, nullptr));
   CHECK(FaultPlan::failures(FaultPoint::kPwrite) > 0);
+  offloader.drain();
+  CHECK(offloader.stats().managed_on_device.now_bytes >= kBytes);
 }
 
 }  // namespace
