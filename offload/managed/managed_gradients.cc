@@ -1,6 +1,5 @@
 #include "offload/managed/managed_gradients.h"
 
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -10,7 +9,6 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/gradient_hook.h"
-#include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/observed_operations.h"
 #include "streams/base/mutex.h"
@@ -78,13 +76,8 @@ class WholeGradients {
       if (set == nullptr || !can_be_managed(gradient, *set)) {
         continue;
       }
-      try {
-        const c10::StreamGuard there(each.stream);  // this leaf's accumulation may be on another
-        ebb::manage(set, gradient, each.slot);
-        set->fit();
-      } catch (const std::exception& error) {  // it stays, which costs memory only
-        log_warning(error.what());
-      }
+      const c10::StreamGuard there(each.stream);  // this leaf's accumulation may be on another
+      try_to_manage(set, gradient, each.slot);
     }
   }
 

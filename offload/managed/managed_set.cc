@@ -6,12 +6,24 @@
 #include <thread>
 #include <utility>
 
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
 #include "offload/base/human_bytes.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
+namespace {
+
+// from_blob makes memory without a context, or one with a function that is called at the end.
+bool belongs_to_others(const c10::DataPtr& data) {
+  static const c10::DeleterFnPtr calls_function = c10::InefficientStdFunctionContext::makeDataPtr(
+                                                      nullptr, [](void* /*data*/) {}, c10::kCPU)
+                                                      .get_deleter();
+  return data.get_context() == nullptr || data.get_deleter() == calls_function;
+}
+
+}  // namespace
 
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
     : residency_(std::move(residency)), limits_(limits) {}
@@ -58,8 +70,11 @@ void ManagedSet::give_back(std::uint32_t item) {
 
 std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot) {
   residency_->check_process();
-  if (storage.data_ptr().get_context() == nullptr) {
-    throw std::invalid_argument("ebb: memory that LibTorch does not own (from_blob, shared memory) cannot be managed");
+  if (belongs_to_others(storage.data_ptr())) {
+    throw std::invalid_argument(
+        "ebb: memory that LibTorch does not own (from_blob, a numpy array's) cannot be managed: take a copy first, "
+        "such "
+        "as parameter.data = parameter.data.clone()");
   }
   Stored ended;  // destroyed after the lock is released, and before a home is looked for
   std::optional<std::uint32_t> item;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -72,6 +73,9 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // Lets go of the homes of storages that the program has let go of.
   void forget_the_dead();
 
+  // True once.
+  [[nodiscard]] bool is_first_refusal() noexcept { return !refused_.exchange(true); }
+
   [[nodiscard]] std::uint64_t device_bytes() const { return limits_.device_bytes; }
 
   [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
@@ -103,6 +107,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
   ManagedStorage::Gauges gauges_;
+  std::atomic<bool> refused_{false};
 
   Mutex mutex_;
   UseHistory history_ EBB_GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -28,6 +29,8 @@
 
 namespace ebb {
 namespace {
+
+constexpr std::string_view kOurs = "ebb: ";  // errors begin so, and the log does by itself
 
 // TensorImpl's key set is protected: a pointer to the member can be named in a derived class only.
 struct KeySetOf : c10::TensorImpl {
@@ -210,7 +213,11 @@ bool only_makes_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   };
-  return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view);
+  const auto is_read = [](const c10::Argument& argument) {  // where to split another tensor, say
+    return argument.alias_info() == nullptr && argument.type()->kind() == c10::TypeKind::TensorType;
+  };
+  return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view) &&
+         std::ranges::none_of(schema.arguments(), is_read);
 }
 
 // The set that is to manage what an optimizer makes like this tensor; null for all that is no optimizer's.
@@ -227,12 +234,7 @@ void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& stat
   if (!set->takes(state) || is_managed(state) || state.storage().use_count() != 1) {
     return;
   }
-  try {
-    manage(set, state);
-    set->fit();
-  } catch (const std::exception& error) {  // the state stays, which costs memory only
-    log_warning(error.what());
-  }
+  try_to_manage(set, state);
 }
 
 // Whether the operation does the same to each place of its lists, as the ones with these names do but for those that
@@ -395,6 +397,23 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
   }
   if (const std::shared_ptr<ManagedSet> set = Registry::all().set_of(managed.storage().unsafeGetStorageImpl())) {
     manage_state(set, other);
+  }
+}
+
+void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
+  const auto warn = [&](std::string_view why) {
+    if (set->is_first_refusal()) {
+      why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
+      log_warning("gradients or optimizer states stay on the device: " + std::string(why));
+    }
+  };
+  try {
+    manage(set, tensor, slot);
+    set->fit();
+  } catch (const c10::Error& error) {
+    warn(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    warn(error.what());
   }
 }
 

@@ -33,6 +33,11 @@ namespace ebb {
 // own on the set's device, c10::Error where the tier has no room, or where another set manages the storage.
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot = nullptr);
 
+// The same, but where the set has no room for the tensor's home, the tensor stays, which costs memory only. The set's
+// first such refusal is logged.
+void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor,
+                   const ManagedSet::Slot& slot = nullptr);
+
 // Has the set that manages the one tensor manage the other, too. Has no effect where none does, or where the other is
 // nothing that the set takes.
 void manage_beside(const at::Tensor& managed, const at::Tensor& other);

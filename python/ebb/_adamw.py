@@ -166,7 +166,7 @@ class AdamW(torch.optim.Optimizer):
     def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
         if "step" not in state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["step"] = torch.tensor(0.0, dtype=_type_of_steps())
         dtype = _state_type(parameter)
         if dtype != parameter.dtype and "master" not in state:
             state["master"] = _beside(parameter, parameter.detach().to(dtype))
@@ -175,6 +175,10 @@ class AdamW(torch.optim.Optimizer):
                 zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 state[name] = _beside(parameter, zeros)
         return state
+
+
+def _type_of_steps() -> torch.dtype:  # as torch's optimizers have it
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def _state_type(parameter: torch.Tensor) -> torch.dtype:

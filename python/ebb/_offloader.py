@@ -222,7 +222,9 @@ class Offloader:
         which: of a module's parameters, those for which which(name, parameter) is true.
 
         Whatever asks for memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel; on a CPU print()
-        and tolist(), too) gets RuntimeError: save copies, as {name: each.detach().cpu().clone() for ...}. States that
+        and tolist(), too) gets RuntimeError: save copies, as {name: each.detach().cpu().clone() for ...}; copy.deepcopy
+        of a gradient or of a torch optimizer's state_dict() is among them, and is_shared() ends the process, because torch
+        lets no error out of it. A numpy array of the same memory must be gone before this call. States that
         optimizer.load_state_dict has made are managed once they are given to manage(). Not for two backward passes at
         once into one parameter.
 
@@ -237,7 +239,7 @@ class Offloader:
         else:
             tensors = list(what)
         for each in tensors:
-            if gradients and each.is_leaf and each.requires_grad:
+            if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
                 # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
                 each.register_post_accumulate_grad_hook(_nothing)
         self._core.manage(

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import ebb
+from conftest import run_python
 
 
 def new_model():
@@ -115,6 +116,49 @@ def test_what_reads_memory_without_an_operation_is_refused(home, read):
     home.manage(model, minimum_bytes=0)
     with pytest.raises(RuntimeError, match="comes and goes"):
         read(model[1].weight)
+
+
+def test_memory_of_others_is_refused(home):
+    parameter = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy()))
+    with pytest.raises(ValueError, match="does not own"):
+        home.manage([parameter], minimum_bytes=0)
+    parameter.data = parameter.data.clone()
+    home.manage([parameter], minimum_bytes=0)
+    assert torch.equal(parameter * 1, torch.ones(64))
+
+
+def test_a_managed_tensor_says_where_to_split_another(home):
+    places = torch.tensor([2, 5, 9])
+    home.manage([places], minimum_bytes=0)
+    assert [len(each) for each in torch.tensor_split(torch.arange(20.0), places)] == [2, 3, 4, 11]
+
+
+def test_calls_of_manage_gather_no_hooks(home):
+    model = new_model()
+    for _ in range(5):
+        home.manage(model, minimum_bytes=0)
+    assert len(model[1].weight._post_accumulate_grad_hooks) == 1
+
+
+def test_what_has_no_room_is_said_once():
+    lines = run_python(NO_ROOM).splitlines()
+    warnings = [line for line in lines if "warning" in line and "stay on the device" in line]
+    assert len(warnings) == 1
+    assert "ebb: ebb:" not in warnings[0]
+
+
+NO_ROOM = """
+import os, torch, ebb
+os.dup2(1, 2)  # the log, too, is printed
+home = ebb.Offloader("cpu", capacity_bytes="32KiB")
+layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+home.manage(layers, minimum_bytes=0)
+optimizer = ebb.AdamW(layers.parameters())
+for _ in range(3):
+    layers(torch.ones(2, 32)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 def test_what_operations_read_is_there(home):
