@@ -51,7 +51,14 @@ class ManagedWorld : public OrderingWorld {
     managed_[which]->end_use(/*written=*/true);
   }
 
-  void send_home() { set_->send_home(); }
+  // The storages come back by copies in.
+  void send_home() {
+    leave();
+    set_->drain();
+  }
+
+  // While the copies home are under way, the storages come back without copies in.
+  void leave() { set_->send_home(); }
   void end(std::size_t which) {
     tensors_[which].reset();
     managed_[which].reset();
@@ -167,21 +174,34 @@ TEST_CASE("what is on its way home is used without another copy, and what is wri
   ManagedWorld world(any_order(), {1 << 20, 0});
   const std::size_t it = world.add(7);
   const void* const memory = world.memory(it);
-  world.send_home();
+  world.leave();
   CHECK_FALSE(world.is_on_device(it));
   CHECK(world.on_device_bytes() == kBytes);  // until the copy is done
   const at::Tensor next = world.make(5);     // would be in that memory, were it free
   world.read(it);
   CHECK(world.memory(it) == memory);
-  world.send_home();
+  world.leave();
   world.write(it, 8);
-  world.send_home();
+  world.leave();
   world.run();
   world.read(world.add(9));  // finds that the copies are done
   CHECK(world.on_device_bytes() == kBytes);
   world.read(it);
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 9, 8});
+}
+
+TEST_CASE("a storage that ends after it came back from its way home frees no memory that the copy reads",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.leave();
+  world.read(it);
+  world.end(it);
+  const at::Tensor next = world.make(9);
+  world.OrderingWorld::read(next.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 9});
 }
 
 TEST_CASE("the order of uses is learned, and what comes next is prefetched within the bound", "[managed]") {
