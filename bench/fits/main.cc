@@ -18,13 +18,10 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
-#include <cuda_runtime_api.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/common/memory_cap.h"
 #include "bench/common/percentile.h"
 #include "bench/common/result_rows.h"
 #include "bench/fits/search.h"
@@ -33,7 +30,6 @@
 #include "bench/step/workload.h"
 #include "examples/common/command_line.h"
 #include "examples/common/device.h"
-#include "offload/base/human_bytes.h"
 #include "offload/offloader.h"
 #include "offload/options.h"
 #include "streams/base/system_memory.h"
@@ -84,19 +80,6 @@ std::optional<int> parse_options(int argc, char** argv, FitsOptions& options) {
 }
 
 constexpr std::int64_t kMostSize = 4096;
-
-void cap_memory(std::uint64_t cap_bytes, c10::Device device) {
-  const c10::cuda::CUDAGuard guard(device);
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (cap_bytes > total_bytes) {
-    throw std::invalid_argument("a cap of " + human_bytes(cap_bytes) + " is more than the device's " +
-                                human_bytes(total_bytes));
-  }
-  c10::cuda::CUDACachingAllocator::setMemoryFraction(static_cast<double>(cap_bytes) / static_cast<double>(total_bytes),
-                                                     device.index());
-}
 
 // As config_options has it.
 std::string step_config(const std::string& config, std::uint64_t cap_bytes, double margin) {

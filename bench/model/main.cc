@@ -14,12 +14,10 @@
 #include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
-#include <cuda_runtime_api.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/common/memory_cap.h"
 #include "bench/common/percentile.h"
 #include "bench/common/result_rows.h"
 #include "bench/model/options.h"
@@ -30,14 +28,6 @@ namespace ebb {
 namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
-
-void cap_memory(std::uint64_t cap_bytes, c10::Device device) {
-  const c10::cuda::CUDAGuard guard(device);
-  std::size_t free_bytes = 0;
-  std::size_t total_bytes = 0;
-  C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  allocator::setMemoryFraction(static_cast<double>(cap_bytes) / static_cast<double>(total_bytes), device.index());
-}
 
 // The most memory that LibTorch has taken from the device; 0 without a GPU.
 std::uint64_t taken_bytes(c10::Device device) {
