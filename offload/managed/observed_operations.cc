@@ -208,6 +208,13 @@ bool may_write_anywhere(const c10::FunctionSchema& schema) {
          name.find("instance_norm") != std::string::npos;
 }
 
+// Whether the schema says that the operation writes to the argument, and the operation does: record_stream, of which
+// the schema says so, writes no bytes.
+bool writes_to(const c10::Argument& argument, const c10::FunctionSchema& schema) {
+  const c10::AliasInfo* const alias = argument.alias_info();
+  return alias != nullptr && alias->isWrite() && schema.name() != "aten::record_stream";
+}
+
 // Whether the operation makes views of its arguments and touches no bytes.
 bool only_makes_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
@@ -371,8 +378,7 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
   const auto values = torch::jit::last(*stack, arguments.size());
   const bool writes_anywhere = may_write_anywhere(schema);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const c10::AliasInfo* const alias = arguments[i].alias_info();
-    uses.add(values[i], writes_anywhere || (alias != nullptr && alias->isWrite()));
+    uses.add(values[i], writes_anywhere || writes_to(arguments[i], schema));
   }
   uses.bring();
   operation.redispatchBoxed(below, stack);

@@ -191,6 +191,25 @@ TEST_CASE("what is on its way home is used without another copy, and what is wri
   CHECK(world.seen() == std::vector<float>{7, 9, 8});
 }
 
+TEST_CASE("what came back from its way home and was written since may be used on another stream",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  world.write(it, 8);
+  world.leave();
+  world.write(it, 9);
+  world.run();  // as a program would that waits for the device
+  {
+    const SimulatedStreamGuard other(1);
+    world.read(it);
+  }
+  world.send_home();
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{9, 9});
+}
+
 TEST_CASE("a storage that ends after it came back from its way home frees no memory that the copy reads",
           "[managed][ordering]") {
   ManagedWorld world(any_order(), {1 << 20, 0});
