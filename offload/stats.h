@@ -65,10 +65,11 @@ struct Stats {
                           // once for each save), kept for want of room, in the stash, or fetched
   Level saved_if_kept;    // saved_on_device if every storage stayed from its first save to the end of its last
 
-  // Storages given to Offloader::manage, with the gradients and states beside them: how many there are now, and what of
-  // them is on the device, with what is being copied home.
+  // Storages given to Offloader::manage, with the gradients and states beside them: how many with a home there are now,
+  // what of these is on the device, with what is being copied home, and what stays there (Parameters::resident_bytes).
   Count managed;
   Level managed_on_device;
+  Level managed_resident;
 
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <stdexcept>
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -13,6 +14,7 @@
 namespace ebb {
 
 void cap_memory(std::uint64_t cap_bytes, c10::Device device) {
+  at::globalContext().lazyInitDevice(c10::kCUDA);  // or LibTorch's allocator knows no device until the first tensor
   const c10::cuda::CUDAGuard guard(device);
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;

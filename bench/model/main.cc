@@ -79,6 +79,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
   row["managed_bytes"] = stats.managed.bytes;
   row["managed_bytes_per_parameter"] = static_cast<double>(stats.managed.bytes) / parameters;
   row["managed_peak_bytes"] = stats.managed_on_device.peak_bytes;
+  row["resident_bytes"] = stats.managed_resident.now_bytes;
   row["pool_bytes"] = stats.pool.capacity_bytes;  // homes, and inputs of blocks
   row["pool_peak_bytes"] = stats.pool.peak_bytes;
   row["weights"] = training.weights();

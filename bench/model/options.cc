@@ -46,6 +46,9 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       ->transform(size_text());
   app.add_option("--managed", options.managed_bytes, "The most bytes of managed tensors on the device; default: 6GB")
       ->transform(size_text());
+  app.add_option("--resident", options.resident_bytes,
+                 "So many bytes of managed tensors stay on the device; default: 0")
+      ->transform(size_text());
   app.add_option("--warm-up", options.warm_up, "Steps before timing")->check(positive())->capture_default_str();
   app.add_option("--steps", options.steps, "Timed steps")->check(positive())->capture_default_str();
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");

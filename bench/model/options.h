@@ -23,6 +23,7 @@ struct ModelOptions {
   std::string update = "backward";              // or step
   std::optional<std::uint64_t> cap_bytes;       // of the device's memory
   std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes
+  std::uint64_t resident_bytes = 0;             // Parameters::resident_bytes
   int warm_up = 3;                              // steps
   int steps = 3;                                // timed
   std::filesystem::path out;

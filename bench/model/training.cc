@@ -47,6 +47,7 @@ Training::Training(const ModelOptions& options, c10::Device device, bool managed
                if (managed) {
                  Parameters how;
                  how.device_bytes = options.managed_bytes;
+                 how.resident_bytes = options.resident_bytes;
                  how.minimum_bytes = 64 << 10;  // all matrices of the smallest shape
                  offloader_.manage({parameter}, how);
                }

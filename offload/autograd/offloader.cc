@@ -163,7 +163,8 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
   const std::shared_ptr<ManagedSet> set =
       runtime->managed({.device_bytes = how.device_bytes,
                         .prefetch_bytes = how.prefetch_bytes.value_or(how.device_bytes / 2),
-                        .minimum_bytes = how.minimum_bytes});
+                        .minimum_bytes = how.minimum_bytes,
+                        .resident_bytes = how.resident_bytes});
   for (const at::Tensor& tensor : tensors) {
     ebb::manage(set, tensor);
     set->fit();

@@ -104,6 +104,15 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   return storages_[*item];
 }
 
+std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
+  const MutexLock lock(mutex_);
+  const std::uint64_t held = resident_.now_bytes();
+  if (held > limits_.resident_bytes || bytes > limits_.resident_bytes - held) {
+    return std::nullopt;
+  }
+  return resident_.hold(bytes);
+}
+
 void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
   TORCH_CHECK(
       !residency_->tier().captures(),
@@ -292,6 +301,7 @@ void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
 
 void ManagedSet::add_to(Stats& stats) {
   stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), limits_.device_bytes};
+  stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
     if (each != nullptr && each->is_alive()) {

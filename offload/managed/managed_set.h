@@ -36,6 +36,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
     std::uint64_t device_bytes = 0;
     std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
     std::uint64_t minimum_bytes = 0;   // smaller storages stay where they are
+    std::uint64_t resident_bytes = 0;  // the first ones stay on the device
   };
 
   // A place among the set's storages for those that follow one another, as the gradients of a leaf do: to the history
@@ -56,6 +57,10 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // Takes over a storage that has its bytes, and gives it a home. `slot`: null, or the place, if the storage that was
   // there has ended. Throws c10::Error where the tier has no room.
   [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr);
+
+  // Whether a storage of so many bytes may stay on the device for good, in place of add(): it counts as resident until
+  // the lease ends. nullopt: there is no room for it.
+  [[nodiscard]] std::optional<Gauge::Lease> keep(std::uint64_t bytes);
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
   // prefetches what is expected next. The caller has called begin_use() of each. Throws as ManagedStorage::bring.
@@ -80,7 +85,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
 
-  // Sets `managed` and `managed_on_device`.
+  // Sets the figures of managed storages.
   void add_to(Stats& stats);
 
  private:
@@ -107,6 +112,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
   ManagedStorage::Gauges gauges_;
+  Gauge resident_;
   std::atomic<bool> refused_{false};
 
   Mutex mutex_;

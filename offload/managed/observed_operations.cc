@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -47,6 +48,7 @@ class Registry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::weak_ptr<ManagedStorage> managed;
     std::shared_ptr<ManagedSet> set;
+    std::optional<Gauge::Lease> resident;  // of a storage that stays on the device: `managed` is then empty
   };
   struct Found {
     std::shared_ptr<ManagedStorage> managed;
@@ -82,7 +84,11 @@ class Registry {
       TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
       return;
     }
-    entries_.emplace(storage.unsafeGetStorageImpl(), Entry{storage.getWeakStorageImpl(), set->add(storage, slot), set});
+    Entry entry{storage.getWeakStorageImpl(), {}, set, slot == nullptr ? set->keep(storage.nbytes()) : std::nullopt};
+    if (!entry.resident) {
+      entry.managed = set->add(storage, slot);
+    }
+    entries_.emplace(storage.unsafeGetStorageImpl(), std::move(entry));
   }
 
   void forget_the_dead() {

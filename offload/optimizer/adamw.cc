@@ -1,5 +1,6 @@
 #include "offload/adamw.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <tuple>
@@ -37,6 +38,50 @@ void check(const AdamWOptions& options) {
 void write(torch::serialize::OutputArchive& archive, const std::string& key, const at::Tensor& tensor) {
   if (tensor.defined()) {
     archive.write(key, tensor.is_cpu() ? tensor.clone() : tensor.cpu());
+  }
+}
+
+// A parameter, or some rows of one, with what belongs to it; master and max_exp_avg_sq may be undefined.
+struct Part {
+  at::Tensor parameter;
+  at::Tensor gradient;
+  at::Tensor master;
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+  at::Tensor max_exp_avg_sq;
+};
+
+// An update makes temporary tensors of so many elements, or of one row of the parameter.
+constexpr std::int64_t kElementsAtOnce = 1 << 24;
+
+Part rows_of(const Part& whole, std::int64_t begin, std::int64_t end) {
+  const auto cut = [=](const at::Tensor& tensor) { return tensor.defined() ? tensor.slice(0, begin, end) : tensor; };
+  return {cut(whole.parameter), cut(whole.gradient),   cut(whole.master),
+          cut(whole.exp_avg),   cut(whole.exp_avg_sq), cut(whole.max_exp_avg_sq)};
+}
+
+// The operations of torch::optim::AdamW, one by one: fused kernels round differently. `step` counts from 1.
+void update(const Part& part, const AdamWOptions& options, std::int64_t step) {
+  const bool has_master = part.master.defined();
+  const at::Tensor& target = has_master ? part.master : part.parameter;
+  const at::Tensor gradient = has_master ? part.gradient.to(at::kFloat) : part.gradient;
+  const auto [beta1, beta2] = options.betas();
+  const double correction1 = 1 - std::pow(beta1, step);
+  const double correction2 = 1 - std::pow(beta2, step);
+  if (options.weight_decay() != 0) {
+    target.mul_(1 - options.lr() * options.weight_decay());
+  }
+  part.exp_avg.mul_(beta1).add_(gradient, 1 - beta1);
+  part.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+  at::Tensor largest = part.exp_avg_sq;
+  if (options.amsgrad()) {
+    largest = part.max_exp_avg_sq;
+    at::maximum_out(largest, part.exp_avg_sq, part.max_exp_avg_sq);
+  }
+  const at::Tensor divisor = largest.sqrt().div_(std::sqrt(correction2)).add_(options.eps());
+  target.addcdiv_(part.exp_avg, divisor, -options.lr() / correction1);
+  if (has_master) {
+    part.parameter.copy_(part.master);
   }
 }
 
@@ -149,35 +194,23 @@ AdamWState& AdamW::state_of(const at::Tensor& parameter, const AdamWOptions& opt
   return made;
 }
 
-// The operations of torch::optim::AdamW, one by one: fused kernels round differently.
 void AdamW::update(const at::Tensor& parameter, const AdamWOptions& options) {
   const at::NoGradGuard no_grad;
-  at::Tensor gradient = parameter.grad();
+  const at::Tensor gradient = parameter.grad();
   TORCH_CHECK(!gradient.is_sparse(), "ebb: AdamW does not support sparse gradients");
   AdamWState& state = state_of(parameter, options);
   const OnDevice together({parameter, gradient, state.master, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq});
-  const at::Tensor& target = state.master.defined() ? state.master : parameter;
-  if (state.master.defined()) {
-    gradient = gradient.to(at::kFloat);
-  }
-  const auto [beta1, beta2] = options.betas();
   state.step += 1;
-  const double correction1 = 1 - std::pow(beta1, state.step);
-  const double correction2 = 1 - std::pow(beta2, state.step);
-  if (options.weight_decay() != 0) {
-    target.mul_(1 - options.lr() * options.weight_decay());
+  const Part whole{parameter, gradient, state.master, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq};
+  const std::int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
+  const std::int64_t rows_at_once =
+      std::max<std::int64_t>(1, kElementsAtOnce * rows / std::max<std::int64_t>(1, parameter.numel()));
+  if (rows <= rows_at_once) {
+    ebb::update(whole, options, state.step);
+    return;
   }
-  state.exp_avg.mul_(beta1).add_(gradient, 1 - beta1);
-  state.exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
-  at::Tensor largest = state.exp_avg_sq;
-  if (options.amsgrad()) {
-    at::maximum_out(state.max_exp_avg_sq, state.exp_avg_sq, state.max_exp_avg_sq);
-    largest = state.max_exp_avg_sq;
-  }
-  const at::Tensor divisor = (largest.sqrt() / std::sqrt(correction2)).add_(options.eps());
-  target.addcdiv_(state.exp_avg, divisor, -options.lr() / correction1);
-  if (state.master.defined()) {
-    parameter.copy_(state.master);
+  for (std::int64_t begin = 0; begin < rows; begin += rows_at_once) {
+    ebb::update(rows_of(whole, begin, std::min(begin + rows_at_once, rows)), options, state.step);
   }
 }
 

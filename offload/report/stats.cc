@@ -75,6 +75,9 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   if (stats.managed.tensors > 0 || stats.managed_on_device.peak_bytes > 0) {
     text += line("managed on the device", stats.managed_on_device);
   }
+  if (stats.managed_resident.capacity_bytes > 0) {
+    text += line("  that stay there", stats.managed_resident);
+  }
   text += line("host memory or spill file", stats.pool);
   text += fmt::format("the device waited {} times, {:.1f} ms in all\n", stats.stalls, stats.stalled_ms);
   return out << text;

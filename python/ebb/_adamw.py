@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from ebb import _core
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _TENSORS = (*_MOMENTS, "master")
+_ELEMENTS_AT_ONCE = 1 << 24
 
 
 class AdamW(torch.optim.Optimizer):
@@ -136,30 +137,33 @@ class AdamW(torch.optim.Optimizer):
         if gradient.is_sparse:
             raise RuntimeError("ebb: AdamW does not support sparse gradients")
         state = self._state_of(parameter, group)
-        master = state.get("master")
         tensors = [parameter, gradient, *(state[name] for name in _TENSORS if name in state)]
         together = _core.OnDevice(tensors)
+        step = state["step"].clone()
         try:
-            adamw(
-                [parameter if master is None else master],
-                [gradient if master is None else gradient.float()],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
-                [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
-                [state["step"]],
-                foreach=False,
-                fused=False,
-                has_complex=parameter.is_complex(),
-                amsgrad=group["amsgrad"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=group["maximize"],
-            )
-            if master is not None:
-                parameter.copy_(master)
+            for rows in _parts(parameter):
+                part = {name: state[name][rows] for name in _TENSORS if name in state}
+                master = part.get("master")
+                adamw(
+                    [parameter[rows] if master is None else master],
+                    [gradient[rows] if master is None else gradient[rows].float()],
+                    [part["exp_avg"]],
+                    [part["exp_avg_sq"]],
+                    [part["max_exp_avg_sq"]] if group["amsgrad"] else [],
+                    [state["step"].copy_(step)],  # adamw() adds 1
+                    foreach=False,
+                    fused=False,
+                    has_complex=parameter.is_complex(),
+                    amsgrad=group["amsgrad"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    maximize=group["maximize"],
+                )
+                if master is not None:
+                    parameter[rows].copy_(master)
         finally:
             together.end()
 
@@ -175,6 +179,17 @@ class AdamW(torch.optim.Optimizer):
                 zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 state[name] = _beside(parameter, zeros)
         return state
+
+
+def _parts(parameter: torch.Tensor) -> Iterator[Any]:
+    """Indices of rows that make up the parameter. An update makes temporary tensors of one part's size."""
+    rows = parameter.shape[0] if parameter.dim() > 0 else 1
+    at_once = max(1, _ELEMENTS_AT_ONCE * rows // max(1, parameter.numel()))
+    if rows <= at_once:
+        yield ...
+        return
+    for begin in range(0, rows, at_once):
+        yield slice(begin, begin + at_once)
 
 
 def _type_of_steps() -> torch.dtype:  # as torch's optimizers have it

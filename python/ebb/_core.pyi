@@ -103,6 +103,8 @@ class Stats:
     def managed(self) -> Count: ...
     @property
     def managed_on_device(self) -> Level: ...
+    @property
+    def managed_resident(self) -> Level: ...
 
 class TimelineSample:
     @property
@@ -183,6 +185,7 @@ class Offloader:
         device_bytes: int,
         prefetch_bytes: int | None,
         minimum_bytes: int,
+        resident_bytes: int,
         gradients: bool,
     ) -> None: ...
     def drain(self) -> None: ...

@@ -202,6 +202,7 @@ class Offloader:
         what: torch.nn.Module | Iterable[torch.Tensor],
         *,
         device_bytes: Size = 0,
+        resident_bytes: Size = 0,
         prefetch_bytes: Size | None = None,
         minimum_bytes: Size = "1MiB",
         gradients: bool = True,
@@ -216,6 +217,8 @@ class Offloader:
 
         what: a module, of which the parameters are managed, or tensors.
         device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs.
+        resident_bytes: so many bytes of parameters, in their order, and then of the optimizer's states stay on the device for
+            good, beside device_bytes, and take no host memory.
         prefetch_bytes: how far ahead to fetch; None: half of device_bytes.
         minimum_bytes: smaller tensors stay on the device.
         gradients: whether gradients leave, too, each when backward has accumulated the next one.
@@ -247,6 +250,7 @@ class Offloader:
             to_bytes("device_bytes", device_bytes),
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
             to_bytes("minimum_bytes", minimum_bytes),
+            to_bytes("resident_bytes", resident_bytes),
             gradients,
         )
 

@@ -69,6 +69,7 @@ void bind_stats(py::module_& module) {
       .def_readonly("saved_if_kept", &Stats::saved_if_kept, "What that would be had every storage stayed.")
       .def_readonly("managed", &Stats::managed, "Storages given to manage(), with gradients and states beside them.")
       .def_readonly("managed_on_device", &Stats::managed_on_device, "What of these is on the device.")
+      .def_readonly("managed_resident", &Stats::managed_resident, "What was given to manage() and stays on the device.")
       .def("__repr__", &to_text);
 
   py::class_<TimelineSample>(module, "TimelineSample", "What is held in device memory for saves, at one time.")

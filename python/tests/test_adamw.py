@@ -218,3 +218,25 @@ def test_sparse_gradients_are_refused():
     embedding(torch.arange(3)).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
         ebb.AdamW(embedding.parameters()).step()
+
+
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make):
+    expected_model, model = make(), make()
+    expected = train(expected_model, ebb.AdamW(expected_model.parameters(), lr=1e-2, amsgrad=True), home)
+    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", 40)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
+    assert_equal(train(model, optimizer, home), expected)
+    steps = {int(state["step"]) for state in optimizer.state_dict()["state"].values()}
+    assert len(steps) == 1 and steps.pop() > 0
+
+
+def test_what_is_to_stay_on_the_device_stays(home):
+    plain, model = new_model(), new_model()
+    expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
+    home.manage(model, minimum_bytes=0, resident_bytes="8KiB")
+    assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2), home), expected)
+    stats = home.stats()
+    assert 0 < stats.managed_resident.now_bytes <= 8192 == stats.managed_resident.capacity_bytes
+    assert stats.managed.bytes > 0
+    next(model.parameters()).data_ptr()  # a resident tensor's memory does not go

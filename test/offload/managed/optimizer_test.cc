@@ -6,6 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -269,6 +270,48 @@ TEST_CASE("AdamW refuses what it cannot do") {
   AdamW optimizer(weights);
   weights[0].mutable_grad() = at::ones({kWidth, kWidth}).to_sparse();
   CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
+}
+
+TEST_CASE("an update in parts has the bits of an update at once") {
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(true);
+  const auto update = [&]<typename Optimizer>(std::type_identity<Optimizer> /*type*/) {
+    at::manual_seed(1);
+    const at::Tensor weight = at::randn({4, (1 << 22) + 5}).requires_grad_();  // parts of three rows and of one
+    Optimizer optimizer({weight}, options);
+    for (int step = 0; step < 2; ++step) {
+      weight.mutable_grad() = weight.detach().sin();
+      optimizer.step();
+    }
+    return weight.detach();
+  };
+  CHECK(at::equal(update(std::type_identity<AdamW>()), update(std::type_identity<torch::optim::AdamW>())));
+}
+
+TEST_CASE("so many bytes of parameters and states as are asked for stay on the device", "[managed]") {
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
+  const MakeOptimizer ours = [&](const Tensors& weights) { return std::make_unique<AdamW>(weights, options); };
+  const Tensors expected = train(make_weights(at::kFloat), ours, nullptr);
+  constexpr std::uint64_t kVector = kWidth * sizeof(float);
+  constexpr std::uint64_t kAll = 5 * kBytes + kVector;
+  // All weights and two states of a matrix, or two weights alone.
+  const std::uint64_t resident = GENERATE(kAll + 2 * kBytes + 8, 2 * kBytes);
+  const bool all_stay = resident > kAll;
+  for (const Setting& setting : some_settings()) {
+    INFO(setting.name);
+    Rig rig(setting);
+    Tensors weights = make_weights(at::kFloat);
+    Parameters how = within(0);
+    how.resident_bytes = resident;
+    rig.offloader().manage(weights, how);
+    CHECK(rig.offloader().stats().managed_resident.now_bytes == (all_stay ? kAll : 2 * kBytes));
+    CHECK_FALSE(is_away(weights[0]));
+    CHECK(weights[0].const_data_ptr() != nullptr);  // no pointer would outlive this memory
+    CHECK(is_away(weights[4]) != all_stay);
+    check_equal(expected, train(weights, ours, &rig.offloader()));
+    CHECK(rig.offloader().stats().managed_resident.peak_bytes == (all_stay ? kAll + 2 * kBytes : 2 * kBytes));
+    CHECK(rig.offloader().stats().managed_resident.capacity_bytes == resident);
+    weights.clear();
+  }
 }
 
 TEST_CASE("gradients and states are at home between their uses", "[managed]") {
