@@ -13,6 +13,7 @@ from ebb import _core
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _TENSORS = (*_MOMENTS, "master")
 _ELEMENTS_AT_ONCE = 1 << 24
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class AdamW(torch.optim.Optimizer):
@@ -141,7 +142,7 @@ class AdamW(torch.optim.Optimizer):
         together = _core.OnDevice(tensors)
         step = state["step"].clone()
         try:
-            for rows in _parts(parameter):
+            for rows in _parts(parameter, gradient):
                 part = {name: state[name][rows] for name in _TENSORS if name in state}
                 master = part.get("master")
                 adamw(
@@ -181,8 +182,14 @@ class AdamW(torch.optim.Optimizer):
         return state
 
 
-def _parts(parameter: torch.Tensor) -> Iterator[Any]:
-    """Indices of rows that make up the parameter. An update makes temporary tensors of one part's size."""
+def _parts(parameter: torch.Tensor, gradient: torch.Tensor) -> Iterator[Any]:
+    """Indices of rows that make up the parameter. An update makes temporary tensors of one part's size.
+
+    Tensors of other classes stay whole: their rows need not be views (a DTensor's are copies).
+    """
+    if type(parameter) not in _PLAIN or type(gradient) not in _PLAIN:
+        yield ...
+        return
     rows = parameter.shape[0] if parameter.dim() > 0 else 1
     at_once = max(1, _ELEMENTS_AT_ONCE * rows // max(1, parameter.numel()))
     if rows <= at_once:

@@ -231,6 +231,25 @@ def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make):
     assert len(steps) == 1 and steps.pop() > 0
 
 
+class RowsAreCopies(torch.Tensor):
+    """As a DTensor's rows are."""
+
+    def __getitem__(self, rows):
+        return super().__getitem__(rows) if rows is ... else super().__getitem__(rows).clone()
+
+
+def test_a_tensor_whose_rows_are_copies_is_updated_whole(monkeypatch):
+    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", 4)
+    updated = []
+    for kind in (torch.Tensor, RowsAreCopies):
+        parameter = torch.ones(8, 4).as_subclass(kind).requires_grad_()
+        parameter.grad = torch.ones(8, 4).as_subclass(kind)
+        ebb.AdamW([parameter], lr=0.1).step()
+        updated.append(parameter.detach().as_subclass(torch.Tensor))
+    assert not torch.equal(updated[0], torch.ones(8, 4))
+    assert_equal(updated[1:], updated[:1])
+
+
 def test_what_is_to_stay_on_the_device_stays(home):
     plain, model = new_model(), new_model()
     expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
