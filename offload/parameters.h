@@ -16,8 +16,8 @@ struct Parameters {
   std::uint64_t device_bytes = 0;
 
   // So many bytes of managed storages stay on the device for good, beside `device_bytes`, and have no home: parameters
-  // in the order in which manage() gets them, then optimizer states in the order in which they are made. Gradients are
-  // not among them.
+  // in the order in which manage() gets them, then optimizer states in the order in which they are made, each that
+  // still finds room. Gradients are not among them.
   std::uint64_t resident_bytes = 0;
 
   // How far ahead of its use a storage is fetched, in bytes of storages; nullopt: half of `device_bytes`.

@@ -105,6 +105,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
 }
 
 std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
+  residency_->check_process();
   const MutexLock lock(mutex_);
   const std::uint64_t held = resident_.now_bytes();
   if (held > limits_.resident_bytes || bytes > limits_.resident_bytes - held) {

@@ -36,7 +36,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
     std::uint64_t device_bytes = 0;
     std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
     std::uint64_t minimum_bytes = 0;   // smaller storages stay where they are
-    std::uint64_t resident_bytes = 0;  // the first ones stay on the device
+    std::uint64_t resident_bytes = 0;  // of those that stay on the device
   };
 
   // A place among the set's storages for those that follow one another, as the gradients of a leaf do: to the history
@@ -58,8 +58,11 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // there has ended. Throws c10::Error where the tier has no room.
   [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr);
 
-  // Whether a storage of so many bytes may stay on the device for good, in place of add(): it counts as resident until
-  // the lease ends. nullopt: there is no room for it.
+  // Whether a storage of so many bytes could be resident if no other were.
+  [[nodiscard]] bool may_keep(std::uint64_t bytes) const { return bytes <= limits_.resident_bytes; }
+
+  // Reserves room for a storage that stays on the device for good, in place of add(), until the lease ends. nullopt:
+  // there is no room. Throws as Residency::check_process.
   [[nodiscard]] std::optional<Gauge::Lease> keep(std::uint64_t bytes);
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and

@@ -84,7 +84,14 @@ class Registry {
       TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
       return;
     }
-    Entry entry{storage.getWeakStorageImpl(), {}, set, slot == nullptr ? set->keep(storage.nbytes()) : std::nullopt};
+    Entry entry{storage.getWeakStorageImpl(), {}, set, {}};
+    if (slot == nullptr && set->may_keep(storage.nbytes())) {
+      entry.resident = set->keep(storage.nbytes());
+      if (!entry.resident) {  // storages that have ended may hold the room
+        forget_the_dead(dead);
+        entry.resident = set->keep(storage.nbytes());
+      }
+    }
     if (!entry.resident) {
       entry.managed = set->add(storage, slot);
     }
@@ -103,6 +110,7 @@ class Registry {
     for (auto entry = entries_.begin(); entry != entries_.end();) {
       if (entry->second.storage.expired()) {
         sets.insert(entry->second.set.get());
+        entry->second.resident.reset();
         dead.push_back(std::move(entry->second));
         entry = entries_.erase(entry);
       } else {

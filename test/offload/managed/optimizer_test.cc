@@ -314,6 +314,19 @@ TEST_CASE("so many bytes of parameters and states as are asked for stay on the d
   }
 }
 
+TEST_CASE("the room of resident storages that have ended is given to those that follow", "[managed]") {
+  Rig rig(some_settings().front());
+  Parameters how = within(0);
+  how.resident_bytes = 2 * kBytes;
+  for (int i = 0; i < 3; ++i) {
+    const Tensors weights{at::ones({kWidth, kWidth}), at::ones({kWidth, kWidth})};
+    rig.offloader().manage(weights, how);
+    CHECK_FALSE(is_away(weights[0]));
+    CHECK_FALSE(is_away(weights[1]));
+    CHECK(rig.offloader().stats().managed_resident.now_bytes == 2 * kBytes);
+  }
+}
+
 TEST_CASE("gradients and states are at home between their uses", "[managed]") {
   Rig rig(disk());
   {
