@@ -21,16 +21,27 @@ enum class UpdateIn : std::uint8_t {
   // the norm of all gradients. A backward pass inside of another (a reentrant checkpoint) would update by a part of a
   // gradient: do not use the two together. step() updates what still has a gradient.
   kBackward,
+
+  // In step(), or for parameters that Offloader::manage has been given, with their gradients and states, when one of
+  // these is used next: mostly in the next forward pass, which computes while states come and go. Nothing that a
+  // program does tells this from kStep, but time, and an error in an update, which comes from that use.
+  kNextUse,
+};
+
+// What the optimizer knows of some rows of a parameter: its elements with these indices in the first dimension.
+struct AdamWRows {
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+  at::Tensor max_exp_avg_sq;  // with amsgrad
+  at::Tensor master;          // of a parameter in bfloat16 or half: the rows in float32
 };
 
 // What the optimizer knows of one parameter.
 struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState> {
   std::int64_t step = 0;
-  at::Tensor exp_avg;
-  at::Tensor exp_avg_sq;
-  at::Tensor max_exp_avg_sq;  // with amsgrad
-  at::Tensor master;          // of a parameter in bfloat16 or half: the parameter in float32
+  std::vector<AdamWRows> parts;  // that follow one another; one part, unless the parameter is large
 
+  // An archive has each state whole.
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
@@ -40,7 +51,9 @@ struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState>
 // a master in float32, which is updated by the gradient in float32, and then rounded to the parameter.
 //
 // States and masters of parameters that Offloader::manage has been given are managed in the same set, and so are on the
-// device around their uses only. Other parameters' states stay beside them.
+// device around their uses only. Other parameters' states stay beside them. Parameters of more than 16 million elements
+// are updated in parts of so many, or of one row, and have their states in such parts, each of which comes and goes by
+// itself.
 //
 // A weight that the program writes after the first step is overwritten by its master: load weights before that, or with
 // the states. Parameters of groups that are added later are updated in step().
@@ -49,7 +62,9 @@ struct AdamWState final : torch::optim::OptimizerCloneableParamState<AdamWState>
 // save() has copies of all states in host memory until it is written.
 //
 // Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
-// Errors: std::invalid_argument for options out of their range, c10::Error for sparse gradients.
+// Errors: std::invalid_argument for options out of their range, c10::Error for sparse gradients. Where the device's
+// memory does not suffice, step() throws c10::OutOfMemoryError with some parameters updated and others not: go on from
+// what was saved.
 class AdamW final : public torch::optim::Optimizer {
  public:
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, torch::optim::AdamWOptions defaults = {},
@@ -71,8 +86,10 @@ class AdamW final : public torch::optim::Optimizer {
  private:
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
+  bool update_at_next_use(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
   AdamWState& state_of(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
 
+  const UpdateIn update_in_;
   Mutex mutex_;                   // of state_: leaves of several devices have their gradients on several threads
   std::shared_ptr<AdamW*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
 };

@@ -30,6 +30,13 @@ enum class DiskIo : std::uint8_t {
   kThreads,  // a few threads that call pread and pwrite
 };
 
+// Where bytes live while they are off the device.
+enum class Home : std::uint8_t {
+  kAuto,  // in host memory beside a GPU; without a GPU on the disk
+  kHost,  // in host memory. Without a GPU that saves no memory: it is for trying out what is meant for a GPU.
+  kDisk,  // in a spill file. Without a GPU only.
+};
+
 // How an Offloader works. All sizes are bytes. nullopt means that ebb chooses.
 struct Options {
   // false: every guard of this offloader does nothing, and autograd saves as if ebb were not there.
@@ -76,7 +83,9 @@ struct Options {
   // storage larger than a window that was set here is an error at the storage's first save; the error names both sizes.
   std::optional<std::uint64_t> window_bytes = std::nullopt;
 
-  // GPU only: where the bytes go, and how.
+  Home home = Home::kAuto;
+
+  // GPU only: how the bytes are kept in host memory and copied.
   HostMemory host_memory = HostMemory::kPinned;
   Copies copies = Copies::kOverlapped;
 
@@ -87,7 +96,7 @@ struct Options {
   // Warn once when more than this fraction of the machine's memory is in use. In (0, 1].
   double host_memory_warning = 0.6;
 
-  // CPU only: the folder of the spill file, which is never visible there, and what reads and writes that file. The
+  // On a disk: the folder of the spill file, which is never visible there, and what reads and writes that file. The
   // folder must belong to this user or to root, and nobody else may write to the folder unless it is sticky, as
   // /var/tmp is.
   std::filesystem::path spill_folder = "/var/tmp";

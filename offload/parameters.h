@@ -30,8 +30,11 @@ struct Parameters {
   // Which parameters of a module are managed, by their full name and the tensor; null: all.
   std::function<bool(const std::string& name, const at::Tensor& parameter)> which;
 
-  // Whether gradients go home, too: each when backward has accumulated the next one.
+  // What goes home: the parameters themselves; their gradients, each when backward has accumulated the next one; and
+  // what optimizers keep beside them.
+  bool weights = true;
   bool gradients = true;
+  bool states = true;
 };
 
 }  // namespace ebb

@@ -70,6 +70,10 @@ struct Stats {
   Count managed;
   Level managed_on_device;
   Level managed_resident;
+  // Copies to the device so far: before a use asked for the bytes, and when the use did, which then waited for the
+  // copy.
+  Count managed_prefetched;
+  Count managed_fetched_late;
 
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };

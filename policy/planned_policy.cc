@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "policy/planner.h"
 #include "policy/predict.h"
@@ -28,6 +29,15 @@ void scale_times(StepRecord& record, double factor) {
   }
   record.backward_ms *= factor;
   record.end_ms *= factor;
+}
+
+void add_other_memory(StepRecord& record, std::uint64_t bytes) {
+  for (StorageRecord& storage : record.storages) {
+    storage.other_bytes += bytes;
+  }
+  for (StepRecord::Level& level : record.other) {
+    level.bytes += bytes;
+  }
 }
 
 LinkRates slower(LinkRates rates, double slowdown) {
@@ -156,24 +166,37 @@ double PlannedPolicy::slowdown_that_explains(const Known& known, double step_ms)
   return high;
 }
 
-void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms) {
+// By how much the peak was over the prediction, if it was over the budget.
+std::uint64_t PlannedPolicy::bytes_over_prediction(const Known& known, std::uint64_t peak_bytes) const {
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
+  const bool is_over = budget != nullptr && known.plan->fits && peak_bytes > budget->bytes;
+  return is_over ? peak_bytes - known.plan->predicted.peak_bytes : 0;
+}
+
+void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, const Measured& measured) {
   constexpr double kNear = 0.01;  // a difference from the record that counts as none
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
   if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
     return;
   }
-  const double factor = end_ms / known->record.end_ms;
+  Known corrected = *known;
+  const double factor = measured.end_ms / known->record.end_ms;
   const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
   if (!as_recorded) {
-    scale_times(known->record, factor);
+    scale_times(corrected.record, factor);
   }
-  const double slowdown = slowdown_that_explains(*known, step_ms);
-  if (as_recorded && slowdown == 1) {
+  const double slowdown = slowdown_that_explains(corrected, measured.step_ms);
+  const std::uint64_t more_bytes = bytes_over_prediction(corrected, measured.peak_bytes);
+  if (as_recorded && slowdown == 1 && more_bytes == 0) {
     return;
   }
-  ++known->corrections;
-  known->copy_slowdown *= slowdown;
-  make_plan_of(*known);
+  ++corrected.corrections;
+  corrected.copy_slowdown *= slowdown;
+  add_other_memory(corrected.record, more_bytes);
+  make_plan_of(corrected);
+  if (corrected.plan->fits || !known->plan->fits) {
+    *known = std::move(corrected);
+  }
 }
 
 std::shared_ptr<const Plan> PlannedPolicy::plan() const { return following_ == nullptr ? nullptr : following_->plan; }

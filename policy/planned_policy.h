@@ -63,11 +63,19 @@ class PlannedPolicy final : public Policy {
   // number of storages, is ignored.
   void learn(std::uint64_t step, const StepRecord& record);
 
-  // Notes that a step which followed `plan` took `step_ms`, and would have taken `end_ms` without the waits and recipes
-  // that ebb added. If `end_ms` differs from the record's, the plan is made again with all recorded times scaled in
-  // proportion. If the step was still far slower than predicted, the plan is made again with copies slower by the
-  // factor that explains the difference. A plan is made again at most kCorrections times.
-  void correct(const std::shared_ptr<const Plan>& plan, double end_ms, double step_ms);
+  // What a step that followed a plan took.
+  struct Measured {
+    double end_ms = 0;  // what the step would have taken without the waits and recipes that ebb added
+    double step_ms = 0;
+    std::uint64_t peak_bytes = 0;
+  };
+
+  // Notes what a step which followed `plan` took. If `end_ms` differs from the record's, the plan is made again with
+  // all recorded times scaled in proportion. If the step was still far slower than predicted, the plan is made again
+  // with copies slower by the factor that explains the difference. If the peak was over the budget, the plan is made
+  // again with as much more other memory as the prediction was too low: an allocator gives some tensors more than they
+  // ask for. A plan is made again at most kCorrections times, and not where the new plan would not fit.
+  void correct(const std::shared_ptr<const Plan>& plan, const Measured& measured);
 
   // The plan that the present step follows; null if the step follows none. A storage's index in the plan is the number
   // of regions, and of storages of at least least_bytes(), that the step had asked about before.
@@ -100,6 +108,7 @@ class PlannedPolicy final : public Policy {
 
  private:
   void make_plan_of(Known& known) const;
+  [[nodiscard]] std::uint64_t bytes_over_prediction(const Known& known, std::uint64_t peak_bytes) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
   [[nodiscard]] bool follows(const Known& known, std::size_t position) const;
   [[nodiscard]] bool any_plan() const;

@@ -17,11 +17,13 @@
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/common/chrome_trace.h"
 #include "bench/common/memory_cap.h"
 #include "bench/common/percentile.h"
 #include "bench/common/result_rows.h"
 #include "bench/model/options.h"
 #include "bench/model/training.h"
+#include "examples/common/atomic_file.h"
 #include "examples/common/device.h"
 
 namespace ebb {
@@ -33,6 +35,18 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 std::uint64_t taken_bytes(c10::Device device) {
   return device.is_cpu() ? 0
                          : static_cast<std::uint64_t>(allocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
+}
+
+const char* name_of(UpdateIn update) {
+  switch (update) {
+    case UpdateIn::kStep:
+      return "step";
+    case UpdateIn::kBackward:
+      return "backward";
+    case UpdateIn::kNextUse:
+      return "next_use";
+  }
+  return "?";
 }
 
 nlohmann::json measure(const ModelOptions& options, const std::string& config, c10::Device device,
@@ -52,7 +66,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
                      {"layers", options.model().layers},
                      {"parameters", parameter_count(options.model())},
                      {"dtype", options.dtype},
-                     {"update", options.update},
+                     {"update", name_of(options.update)},
                      {"batch", options.batch},
                      {"sequence", options.sequence},
                      {"managed_bound_bytes", config == "managed" ? options.managed_bytes : 0},
@@ -63,11 +77,18 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
   std::vector<double> warm_up_ms;
   std::vector<double> ms;
   for (int i = 0; i < options.warm_up + options.steps; ++i) {
+    const bool is_traced = !options.trace.empty() && i == options.warm_up + options.steps - 1;
+    if (is_traced) {
+      static_cast<void>(training.offloader().take_trace());
+    }
     const auto begin = Clock::now();
     const at::Tensor loss = training.step();
     synchronize(device);
     (i < options.warm_up ? warm_up_ms : ms).push_back(since(begin));
     losses.push_back(loss.item<double>());
+    if (is_traced && config == "managed") {
+      write_atomic_file(options.trace, chrome_trace(training.offloader().take_trace()));
+    }
   }
   const Stats stats = training.offloader().stats();
   row["losses"] = losses;
@@ -79,6 +100,8 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
   row["managed_bytes"] = stats.managed.bytes;
   row["managed_bytes_per_parameter"] = static_cast<double>(stats.managed.bytes) / parameters;
   row["managed_peak_bytes"] = stats.managed_on_device.peak_bytes;
+  row["prefetched_bytes"] = stats.managed_prefetched.bytes;  // of all steps
+  row["fetched_late_bytes"] = stats.managed_fetched_late.bytes;
   row["resident_bytes"] = stats.managed_resident.now_bytes;
   row["pool_bytes"] = stats.pool.capacity_bytes;  // homes, and inputs of blocks
   row["pool_peak_bytes"] = stats.pool.peak_bytes;
@@ -94,6 +117,9 @@ int run(int argc, char** argv) {
   const c10::Device device = pick_device(options.device);
   if (options.cap_bytes && device.is_cuda()) {
     cap_memory(*options.cap_bytes, device);
+  }
+  if (options.deterministic) {
+    use_deterministic_algorithms();
   }
   ResultRows rows(options.out);
   DeviceMemory memory(device);

@@ -20,6 +20,9 @@ const std::map<std::string, LlamaConfig>& shapes() {
   return shapes;
 }
 
+const std::map<std::string, UpdateIn> kUpdates{
+    {"step", UpdateIn::kStep}, {"backward", UpdateIn::kBackward}, {"next_use", UpdateIn::kNextUse}};
+
 }  // namespace
 
 LlamaConfig ModelOptions::model() const {
@@ -39,9 +42,10 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       ->capture_default_str();
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"float32", "bfloat16"}))->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
-  app.add_option("--update", options.update, "When AdamW updates: in its step, or in backward")
-      ->check(CLI::IsMember({"step", "backward"}))
-      ->capture_default_str();
+  app.add_option("--update", options.update, "When AdamW updates: in its step, in backward or at the next use")
+      ->type_name("WHEN")
+      ->transform(CLI::CheckedTransformer(kUpdates).description(""))
+      ->default_str("backward");
   app.add_option("--cap", options.cap_bytes, "The most memory that LibTorch may take from the GPU")
       ->transform(size_text());
   app.add_option("--managed", options.managed_bytes, "The most bytes of managed tensors on the device; default: 6GB")
@@ -51,6 +55,9 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       ->transform(size_text());
   app.add_option("--warm-up", options.warm_up, "Steps before timing")->check(positive())->capture_default_str();
   app.add_option("--steps", options.steps, "Timed steps")->check(positive())->capture_default_str();
+  app.add_flag("--deterministic", options.deterministic,
+               "LibTorch's deterministic kernels, so that losses and weights of two configurations can be compared");
+  app.add_option("--trace", options.trace, "Write a Chrome trace of the last managed step here")->type_name("FILE");
   app.add_option("--out", options.out, "Write the results here as JSON")->type_name("FILE");
   return parse_command_line(app, argc, argv);
 }

@@ -20,16 +20,17 @@ struct ModelOptions {
   std::vector<std::string> configs{"managed"};  // of resident and managed
   std::string dtype = "bfloat16";
   std::string device = "auto";
-  std::string update = "backward";              // or step
+  UpdateIn update = UpdateIn::kBackward;
   std::optional<std::uint64_t> cap_bytes;       // of the device's memory
   std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes
   std::uint64_t resident_bytes = 0;             // Parameters::resident_bytes
   int warm_up = 3;                              // steps
   int steps = 3;                                // timed
+  bool deterministic = false;
+  std::filesystem::path trace;  // empty: none
   std::filesystem::path out;
 
   [[nodiscard]] LlamaConfig model() const;
-  [[nodiscard]] UpdateIn update_in() const { return update == "step" ? UpdateIn::kStep : UpdateIn::kBackward; }
 };
 
 // Returns the status to exit with if the program is to end here.

@@ -20,9 +20,10 @@ constexpr std::uint64_t kWeightSeed = 1;
 constexpr std::uint64_t kTokenSeed = 2;
 constexpr double kLearningRate = 1e-4;
 
-Options offloader_options(c10::Device device) {
+Options offloader_options(const ModelOptions& model, c10::Device device) {
   Options options;
   options.device = device;
+  options.record_trace = !model.trace.empty();
   return options;
 }
 
@@ -40,7 +41,7 @@ at::Tensor random_tokens(const ModelOptions& options, std::int64_t vocab, std::u
 }  // namespace
 
 Training::Training(const ModelOptions& options, c10::Device device, bool managed)
-    : offloader_(offloader_options(device)),
+    : offloader_(offloader_options(options, device)),
       model_(options.model(), options.sequence, kWeightSeed,
              at::TensorOptions().device(device).dtype(options.dtype == "float32" ? at::kFloat : at::kBFloat16),
              [&](const at::Tensor& parameter) {
@@ -52,7 +53,7 @@ Training::Training(const ModelOptions& options, c10::Device device, bool managed
                  offloader_.manage({parameter}, how);
                }
              }),
-      optimizer_(model_.parameters(), torch::optim::AdamWOptions(kLearningRate), options.update_in()),
+      optimizer_(model_.parameters(), torch::optim::AdamWOptions(kLearningRate), options.update),
       tokens_(random_tokens(options, options.model().vocab, kTokenSeed, device)),
       labels_(random_tokens(options, options.model().vocab, kTokenSeed + 1, device).flatten()) {}
 

@@ -28,7 +28,7 @@ class Training {
   // The sum of all weights' magnitudes, for a comparison of runs.
   [[nodiscard]] double weights() const;
 
-  [[nodiscard]] const Offloader& offloader() const { return offloader_; }
+  [[nodiscard]] Offloader& offloader() { return offloader_; }
 
  private:
   [[nodiscard]] at::Tensor loss_of(const at::Tensor& hidden, std::int64_t begin, std::int64_t end);

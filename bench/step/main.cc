@@ -17,10 +17,10 @@
 #include <ATen/Context.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/common/chrome_trace.h"
 #include "bench/common/percentile.h"
 #include "bench/common/result_rows.h"
 #include "bench/common/subprocess.h"
-#include "bench/step/chrome_trace.h"
 #include "bench/step/measure.h"
 #include "bench/step/options.h"
 #include "bench/step/shape.h"

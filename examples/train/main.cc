@@ -114,8 +114,8 @@ RunResult run_once(const TrainOptions& asked, const Text& text, bool offload, bo
   Trainer trainer(options, text.bytes, device);
   Offloader offloader(offloader_options(options, offload));
   offloader.exclude(trainer.model());
-  if (offload && options.managed_bytes) {
-    trainer.manage(offloader, *options.managed_bytes, options.minimum_bytes);
+  if (offload && (options.managed || options.optimizer_home)) {
+    trainer.manage(offloader, options);
   }
   {
     Progress progress(offload ? "training with ebb" : "training without ebb", options.until,

@@ -25,6 +25,8 @@ constexpr std::int64_t kLargestSize = 1 << 30;
 const std::map<std::string, DiskIo> kDiskIo = {
     {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
 
+const std::map<std::string, Home> kHomes = {{"host", Home::kHost}, {"disk", Home::kDisk}};
+
 void add_model_flags(CLI::App& app, TrainOptions& o) {
   const std::string group = "Model";
   app.add_option("--dim", o.model.dim, "Width of the model")->capture_default_str()->group(group);
@@ -143,10 +145,16 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
   app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB)")
       ->transform(size)
       ->group(group);
-  app.add_option(
-         "--manage", o.managed_bytes,
-         "Keep weights, gradients and optimizer in host memory, or without a GPU on the disk, but for so much of "
-         "them at a time")
+  const auto home = [] { return CLI::CheckedTransformer(kHomes).description(""); };
+  app.add_option("--manage", o.managed, "Keep weights and gradients off the device but around their uses: host or disk")
+      ->type_name("HOME")
+      ->transform(home())
+      ->group(group);
+  app.add_option("--optimizer-home", o.optimizer_home, "The same of what the optimizer keeps: host or disk")
+      ->type_name("HOME")
+      ->transform(home())
+      ->group(group);
+  app.add_option("--managed-bytes", o.managed_bytes, "The most of all these on the device at once (default: 64MiB)")
       ->transform(size)
       ->group(group);
   app.add_option(
@@ -175,6 +183,9 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
 
 void validate_together(const TrainOptions& o) {
   validate(o.model);
+  if (o.managed && o.optimizer_home && o.managed != o.optimizer_home) {
+    throw std::invalid_argument("--manage and --optimizer-home name two homes, and one offloader has one");
+  }
   if (o.until > o.steps) {
     throw std::invalid_argument("--until must be at most --steps: " + std::to_string(o.until) + " is over " +
                                 std::to_string(o.steps));
@@ -199,6 +210,7 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
   add_plan_flags(app, options);
   app.get_option("--compare")->excludes(no_offload);
   app.get_option("--manage")->excludes(no_offload);
+  app.get_option("--optimizer-home")->excludes(no_offload);
   if (const std::optional<int> status = parse_command_line(app, argc, argv)) {
     return status;
   }
@@ -209,6 +221,7 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
     options.ebb.host_memory = HostMemory::kPageable;
   }
   validate_together(options);
+  options.ebb.home = options.managed.value_or(options.optimizer_home.value_or(Home::kAuto));
   return std::nullopt;
 }
 

@@ -31,7 +31,7 @@ void require_room(const Stats& stats, std::int64_t step, const TrainOptions& opt
   if (refused.tensors == 0 || options.ebb.capacity_bytes) {
     return;
   }
-  const bool disk = options.ebb.device->is_cpu();
+  const bool disk = options.ebb.device->is_cpu() && options.ebb.home != Home::kHost;
   throw std::runtime_error("step " + std::to_string(step + 1) + ": no room for " + std::to_string(refused.tensors) +
                            " saved tensors (" + human_bytes(refused.bytes) + ") in " +
                            (disk ? "a spill file in " + options.ebb.spill_folder.string() : "host memory") +
@@ -130,6 +130,7 @@ RunResult run_steps(Trainer& trainer, Offloader& offloader, const DeviceMemory& 
 SavedMemory plain_saved_memory(Trainer& trainer, const TrainOptions& options) {
   Options keeping;
   keeping.device = options.ebb.device;
+  keeping.home = options.ebb.home;
   keeping.spill_folder = options.ebb.spill_folder;
   keeping.return_freed_memory = false;  // the process is to stay as it would be without ebb
   keeping.record_timeline = true;

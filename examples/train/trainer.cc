@@ -81,11 +81,18 @@ Trainer::Trainer(const TrainOptions& options, std::string_view text, c10::Device
 
 Trainer::~Trainer() = default;
 
-void Trainer::manage(Offloader& offloader, std::uint64_t device_bytes, std::uint64_t minimum_bytes) {
+void Trainer::manage(Offloader& offloader, const TrainOptions& options) {
   Parameters how;
-  how.device_bytes = device_bytes;
-  how.minimum_bytes = minimum_bytes;
+  how.device_bytes = options.managed_bytes;
+  how.minimum_bytes = options.minimum_bytes;
+  how.weights = options.managed.has_value();
+  how.gradients = how.weights;
+  how.states = options.optimizer_home.has_value();
   offloader.manage(*state_->model, how);
+  if (!how.states) {
+    return;
+  }
+  how.weights = true;                                                 // the moments themselves
   for (const auto& [parameter, state] : state_->optimizer.state()) {  // of a checkpoint; others are made at home
     const auto& moments = static_cast<const torch::optim::AdamWParamState&>(*state);
     offloader.manage({moments.exp_avg(), moments.exp_avg_sq()}, how);

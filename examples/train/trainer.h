@@ -27,9 +27,8 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Has the offloader keep weights, gradients and the optimizer's states at home, at most `device_bytes` of them on the
-  // device at a time, and those below `minimum_bytes` always.
-  void manage(Offloader& offloader, std::uint64_t device_bytes, std::uint64_t minimum_bytes);
+  // Has the offloader keep weights and gradients, the optimizer's states, or both at home, as the options say.
+  void manage(Offloader& offloader, const TrainOptions& options);
 
   // Forward, backward and update on the batch of `index`; returns the loss. Waits for the device.
   float step(std::int64_t index, Offloader& offloader);

@@ -22,6 +22,7 @@
 #include "streams/base/trace.h"
 #include "streams/disk/disk_tier.h"
 #include "streams/disk/mmap_allocator.h"
+#include "streams/disk/spill_file.h"
 #include "streams/gpu/pinned_tier.h"
 
 namespace ebb {
@@ -64,8 +65,8 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
     config.trace = trace;
     return std::make_shared<PinnedTier>(config);
   }
-  auto tier =
-      std::make_shared<DiskTier>(options.spill_folder, options.capacity_bytes, io_engine(options.disk_io), trace);
+  auto file = options.home == Home::kHost ? SpillFile::in_memory() : std::make_unique<SpillFile>(options.spill_folder);
+  auto tier = std::make_shared<DiskTier>(std::move(file), options.capacity_bytes, io_engine(options.disk_io), trace);
   if (options.return_freed_memory) {
     MmapAllocator::install();
   }
@@ -164,10 +165,15 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
       runtime->managed({.device_bytes = how.device_bytes,
                         .prefetch_bytes = how.prefetch_bytes.value_or(how.device_bytes / 2),
                         .minimum_bytes = how.minimum_bytes,
-                        .resident_bytes = how.resident_bytes});
+                        .resident_bytes = how.resident_bytes,
+                        .states = how.states});
   for (const at::Tensor& tensor : tensors) {
-    ebb::manage(set, tensor);
-    set->fit();
+    if (how.weights) {
+      ebb::manage(set, tensor);
+      set->fit();
+    } else {
+      manage_around(set, tensor);
+    }
     if (how.gradients && is_managed(tensor) && tensor.is_leaf() && tensor.requires_grad()) {
       manage_gradients(set, tensor);
     }
@@ -211,7 +217,7 @@ std::optional<PlanReport> Offloader::plan_report() const {
 
 void Offloader::reset_stats() {
   if (const auto& runtime = this->runtime()) {
-    runtime->residency().reset_stats();
+    runtime->reset_stats();
   }
 }
 

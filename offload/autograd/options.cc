@@ -106,7 +106,11 @@ void validate(const Options& options) {
     throw std::invalid_argument("ebb: Options::device is " + options.device->str() +
                                 "; it must be a CUDA device or the CPU");
   }
-  if (options.device && options.device->is_cpu()) {
+  if (options.device && options.device->is_cuda() && options.home == Home::kDisk) {
+    throw std::invalid_argument("ebb: Options::home is the disk, and Options::device " + options.device->str() +
+                                "; beside a GPU it must be host memory");
+  }
+  if (options.device && options.device->is_cpu() && options.home != Home::kHost) {
     check_spill_folder(options.spill_folder);
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -10,6 +11,8 @@
 #include <c10/util/Exception.h>
 
 #include "offload/base/human_bytes.h"
+#include "offload/base/log.h"
+#include "offload/interpreter.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -114,7 +117,7 @@ std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
   return resident_.hold(bytes);
 }
 
-void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
+bool ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
   TORCH_CHECK(
       !residency_->tier().captures(),
       "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "
@@ -123,12 +126,20 @@ void ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
   for (const Stored& storage : storages) {
     is_news = note_use(*storage) || is_news;
     if (storage->is_at_home()) {
-      make_room(storage->bytes(), /*needed_in=*/0);
+      fetched_late_.add(storage->bytes());
+      make_room(storage->bytes(), /*needed_in=*/0, CopiesHome::kMakeStreamsWait);
     }
     bring_one(*storage, stream);
   }
-  if (is_news) {
-    prefetch_expected();
+  return is_news && prefetch_expected(CopiesHome::kGiveUp) == Room::kNotYet && !residency_->tier().device().is_cpu();
+}
+
+void ManagedSet::prefetch() noexcept {
+  const WithoutInterpreterLock without;
+  try {
+    static_cast<void>(prefetch_expected(CopiesHome::kBlock));
+  } catch (const std::exception& error) {  // whoever uses the bytes fetches them
+    log_warning("a managed storage could not be prefetched: " + std::string(error.what()));
   }
 }
 
@@ -150,34 +161,41 @@ bool ManagedSet::note_use(const ManagedStorage& storage) {
   return history_.use(storage.item());
 }
 
-// Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. Returns whether
-// they do.
-bool ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in) {
+// Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. kNotYet: they
+// will fit when copies home are done.
+ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies) {
+  // One sixteenth more than is needed goes home, so that the lane out has the next copies when one is done.
+  constexpr std::uint64_t kPart = 16;
+  const std::uint64_t limit = limits_.device_bytes;
+  const std::uint64_t limit_of_staying = limit - limit / kPart;
   let_go_of_arrived();
-  while (gauges_.on_device.now_bytes() + bytes > limits_.device_bytes) {
+  while (gauges_.on_device.now_bytes() + bytes > limit) {
     const std::uint64_t held = gauges_.on_device.now_bytes();
-    const std::uint64_t wanted = held - std::min(held, gauges_.leaving.now_bytes()) + bytes;
-    if (wanted <= limits_.device_bytes) {  // but for copies home that are under way
-      if (needed_in > 0) {
-        return false;  // a prefetch waits for nothing
+    const std::uint64_t stays = held - std::min(held, gauges_.leaving.now_bytes());
+    if (stays + bytes > limit_of_staying) {
+      if (const Stored last = last_expected(needed_in)) {
+        if (!send_home(last) && last->can_leave()) {
+          if (last->is_alive()) {
+            return Room::kNotThere;
+          }
+          forget_the_dead();
+        }
+        continue;
       }
-      if (!wait_for_leaving(limits_.device_bytes - wanted)) {
-        std::this_thread::yield();
-      }
-      continue;
     }
-    const Stored last = last_expected(needed_in);
-    if (last == nullptr) {
-      return false;
+    if (stays + bytes > limit) {
+      return Room::kNotThere;
     }
-    if (!send_home(last) && last->can_leave()) {
-      if (last->is_alive()) {
-        return false;
-      }
-      forget_the_dead();
+    // All that is in the way is copies home that are under way.
+    if (copies == CopiesHome::kGiveUp) {
+      return Room::kNotYet;
+    }
+    const bool goes_on = copies == CopiesHome::kBlock ? block_for_oldest() : wait_for_leaving(limit - stays - bytes);
+    if (!goes_on) {
+      std::this_thread::yield();
     }
   }
-  return true;
+  return Room::kThere;
 }
 
 // Of the storages on the device that are not in use, the one that is expected last, if that is later than in
@@ -199,7 +217,8 @@ ManagedSet::Stored ManagedSet::last_expected(std::uint64_t needed_in) {
   return last;
 }
 
-void ManagedSet::prefetch_expected() {
+// kThere: what is expected next is under way.
+ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
   struct Wanted {
     Stored storage;
     std::uint64_t in;
@@ -225,11 +244,19 @@ void ManagedSet::prefetch_expected() {
   }
   const Residency::Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
-    const bool has_room = !each.storage->is_at_home() || make_room(each.storage->bytes(), each.in);
-    if (!has_room || !each.storage->prefetch()) {
-      return;
+    const bool is_at_home = each.storage->is_at_home();
+    const Room room = is_at_home ? make_room(each.storage->bytes(), each.in, copies) : Room::kThere;
+    if (room != Room::kThere) {
+      return room;
+    }
+    if (!each.storage->prefetch()) {
+      return Room::kNotThere;
+    }
+    if (is_at_home) {
+      prefetched_.add(each.storage->bytes());
     }
   }
+  return Room::kThere;
 }
 
 void ManagedSet::send_home() {
@@ -258,6 +285,22 @@ bool ManagedSet::send_home(const Stored& storage) {
       throw;
     }
   }
+  return true;
+}
+
+// Blocks the calling thread until the oldest copy home is done. Returns false as wait_for_leaving.
+bool ManagedSet::block_for_oldest() {
+  const std::optional<Leaving> oldest = oldest_leaving();
+  if (!oldest) {
+    return false;
+  }
+  if (const Ticket copy = oldest->storage->copy_home()) {
+    try {
+      copy->synchronize();
+    } catch (...) {  // arrive_home() knows what to do
+    }
+  }
+  let_go_of_arrived();
   return true;
 }
 
@@ -302,6 +345,8 @@ void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
 
 void ManagedSet::add_to(Stats& stats) {
   stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), limits_.device_bytes};
+  stats.managed_prefetched = {prefetched_.tensors, prefetched_.bytes};
+  stats.managed_fetched_late = {fetched_late_.tensors, fetched_late_.bytes};
   stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
@@ -310,6 +355,13 @@ void ManagedSet::add_to(Stats& stats) {
       stats.managed.bytes += each->bytes();
     }
   }
+}
+
+void ManagedSet::reset_stats() {
+  gauges_.on_device.reset_peak();
+  resident_.reset_peak();
+  prefetched_.reset();
+  fetched_late_.reset();
 }
 
 void ManagedSet::forget_the_dead() {

@@ -29,6 +29,14 @@ namespace ebb {
 // `device_bytes` bounds the bytes on the device, of prefetches and of copies out that are under way too. One operation
 // needs all of its storages at once, and gets them, whatever the bound is.
 //
+// Note [The host's lead]
+// On a GPU the host is ahead of the device: it asks for a storage long before the device uses the storage, and it sees
+// memory freed only when the device has copied that memory out. A host that never waited would find no room for
+// prefetches, ask for each storage at the storage's use, and so have the device wait for each copy with nothing to do.
+// So the host waits, after it has queued an operation, for the oldest copies home, until what is expected next is under
+// way. Meanwhile the device has all to do that the host is ahead. On a CPU nothing runs ahead, and prefetches wait for
+// nothing.
+//
 // Threads: every member may be called from any thread.
 class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
  public:
@@ -37,6 +45,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
     std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
     std::uint64_t minimum_bytes = 0;   // smaller storages stay where they are
     std::uint64_t resident_bytes = 0;  // of those that stay on the device
+    bool states = true;                // whether those that an optimizer makes are managed
   };
 
   // A place among the set's storages for those that follow one another, as the gradients of a leaf do: to the history
@@ -48,6 +57,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   ManagedSet& operator=(const ManagedSet&) = delete;
 
   [[nodiscard]] Residency& residency() { return *residency_; }
+  [[nodiscard]] const std::shared_ptr<Residency>& shared_residency() { return residency_; }
 
   // Whether the tensor has a storage that can be managed: a dense one on the tier's device, not below the minimum.
   [[nodiscard]] bool takes(const at::Tensor& tensor) const;
@@ -66,11 +76,16 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] std::optional<Gauge::Lease> keep(std::uint64_t bytes);
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
-  // prefetches what is expected next. The caller has called begin_use() of each. Throws as ManagedStorage::bring.
-  void bring(std::span<const std::shared_ptr<ManagedStorage>> storages, c10::Stream stream);
+  // prefetches what is expected next. The caller has called begin_use() of each. Returns whether more is to be
+  // prefetched by prefetch(), once the caller has begun its work and called end_use(). Throws as ManagedStorage::bring.
+  [[nodiscard]] bool bring(std::span<const std::shared_ptr<ManagedStorage>> storages, c10::Stream stream);
+
+  // Prefetches what is expected next, for which copies home have to be done. Blocks the calling thread until then: see
+  // Note [The host's lead].
+  void prefetch() noexcept;
 
   // Sends home what is over the bound.
-  void fit() { make_room(0, /*needed_in=*/0); }
+  void fit() { make_room(0, /*needed_in=*/0, CopiesHome::kMakeStreamsWait); }
 
   // Sends home all that is not in use.
   void send_home();
@@ -85,11 +100,13 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] bool is_first_refusal() noexcept { return !refused_.exchange(true); }
 
   [[nodiscard]] std::uint64_t device_bytes() const { return limits_.device_bytes; }
+  [[nodiscard]] bool takes_states() const { return limits_.states; }
 
   [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
 
-  // Sets the figures of managed storages.
+  // Sets the figures of managed storages; sets counts to zero, and peaks to what is there.
   void add_to(Stats& stats);
+  void reset_stats();
 
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
@@ -102,10 +119,14 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
   bool note_use(const ManagedStorage& storage);
-  bool make_room(std::uint64_t bytes, std::uint64_t needed_in);
+  // What to do where only copies home that are under way are in the way.
+  enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
+  enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
+  Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
+  bool block_for_oldest();
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
-  void prefetch_expected();
+  [[nodiscard]] Room prefetch_expected(CopiesHome copies);
   bool send_home(const Stored& storage);
   void let_go_of_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
@@ -116,6 +137,21 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   const Limits limits_;
   ManagedStorage::Gauges gauges_;
   Gauge resident_;
+  struct AtomicCount {
+    std::atomic<std::uint64_t> tensors{0};
+    std::atomic<std::uint64_t> bytes{0};
+
+    void add(std::uint64_t more_bytes) {
+      ++tensors;
+      bytes += more_bytes;
+    }
+    void reset() {
+      tensors = 0;
+      bytes = 0;
+    }
+  };
+  AtomicCount prefetched_;
+  AtomicCount fetched_late_;
   std::atomic<bool> refused_{false};
 
   Mutex mutex_;

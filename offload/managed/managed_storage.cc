@@ -80,6 +80,11 @@ ManagedStorage::~ManagedStorage() {
   const c10::DataPtr memory = drop_locked();
 }
 
+Ticket ManagedStorage::copy_home() {
+  const MutexLock lock(mutex_);
+  return left_;
+}
+
 void ManagedStorage::begin_use() {
   const MutexLock lock(mutex_);
   ++uses_;

@@ -70,6 +70,9 @@ class ManagedStorage {
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
 
+  // The last copy out; null before the first.
+  [[nodiscard]] Ticket copy_home();
+
   // Until the matching end_use(), the bytes do not leave.
   void begin_use();
 

@@ -26,6 +26,7 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/managed/postponed_work.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
@@ -40,19 +41,23 @@ struct KeySetOf : c10::TensorImpl {
 
 c10::DispatchKeySet& key_set(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->*KeySetOf::member(); }
 
+enum class Stays : bool { kNo, kYes };
+
 // Which set manages a storage. A storage is known by identity: the weak reference keeps the StorageImpl's own address
 // from being used again.
 class Registry {
  public:
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::weak_ptr<ManagedStorage> managed;
+    std::weak_ptr<ManagedStorage> managed;  // empty where the storage stays on the device
     std::shared_ptr<ManagedSet> set;
-    std::optional<Gauge::Lease> resident;  // of a storage that stays on the device: `managed` is then empty
+    std::shared_ptr<PostponedWork> before_use;  // null: none
+    std::optional<Gauge::Lease> resident;       // of a storage that stays on the device within the set's bound
   };
   struct Found {
     std::shared_ptr<ManagedStorage> managed;
     std::shared_ptr<ManagedSet> set;
+    std::shared_ptr<PostponedWork> before_use;
   };
 
   static Registry& all() {
@@ -63,7 +68,43 @@ class Registry {
   [[nodiscard]] Found find(const c10::StorageImpl* storage) {
     const SharedLock lock(mutex_);
     const auto known = entries_.find(storage);
-    return known == entries_.end() ? Found{} : Found{known->second.managed.lock(), known->second.set};
+    if (known == entries_.end()) {
+      return {};
+    }
+    const Entry& entry = known->second;
+    const bool has_work = entry.before_use != nullptr && !entry.before_use->is_over();
+    return {entry.managed.lock(), entry.set, has_work ? entry.before_use : nullptr};
+  }
+
+  // Returns false unless all storages come and go.
+  bool postpone(at::TensorList tensors, const std::function<std::shared_ptr<PostponedWork>()>& make_work) {
+    for (;;) {
+      std::vector<std::shared_ptr<PostponedWork>> earlier;
+      {
+        const MutexLock lock(mutex_);
+        std::vector<Entry*> entries;
+        for (const at::Tensor& tensor : tensors) {
+          const auto known = entries_.find(tensor.storage().unsafeGetStorageImpl());
+          if (known == entries_.end() || known->second.managed.expired()) {
+            return false;
+          }
+          entries.push_back(&known->second);
+          if (const auto& work = known->second.before_use; work != nullptr && !work->has_run()) {
+            earlier.push_back(work);
+          }
+        }
+        if (earlier.empty()) {
+          const std::shared_ptr<PostponedWork> work = make_work();
+          for (Entry* const entry : entries) {
+            entry->before_use = work;
+          }
+          return true;
+        }
+      }
+      for (const std::shared_ptr<PostponedWork>& work : earlier) {
+        work->before_use();
+      }
+    }
   }
 
   // The set that manages a storage; null if none does.
@@ -73,8 +114,9 @@ class Registry {
     return known == entries_.end() ? nullptr : known->second.set;
   }
 
-  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot) {
-    std::vector<Entry> dead;  // destroyed after the lock is released: the last reference to a set may be among them
+  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
+           Stays stays) {
+    Garbage dead;
     const MutexLock lock(mutex_);
     if (entries_.size() >= look_for_dead_at_) {
       forget_the_dead(dead);
@@ -84,34 +126,56 @@ class Registry {
       TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
       return;
     }
-    Entry entry{storage.getWeakStorageImpl(), {}, set, {}};
-    if (slot == nullptr && set->may_keep(storage.nbytes())) {
+    Entry entry{storage.getWeakStorageImpl(), {}, set, {}, {}};
+    if (stays == Stays::kNo && slot == nullptr && set->may_keep(storage.nbytes())) {
       entry.resident = set->keep(storage.nbytes());
       if (!entry.resident) {  // storages that have ended may hold the room
         forget_the_dead(dead);
         entry.resident = set->keep(storage.nbytes());
       }
     }
-    if (!entry.resident) {
+    if (stays == Stays::kNo && !entry.resident) {
       entry.managed = set->add(storage, slot);
     }
     entries_.emplace(storage.unsafeGetStorageImpl(), std::move(entry));
   }
 
   void forget_the_dead() {
-    std::vector<Entry> dead;  // destroyed after the lock is released: the last reference to a set may be among them
-    const MutexLock lock(mutex_);
-    forget_the_dead(dead);
+    bool is_again = true;
+    while (is_again) {  // what is dropped may have held more
+      Garbage dead;
+      const MutexLock lock(mutex_);
+      forget_the_dead(dead);
+      is_again = !dead.works.empty();
+    }
   }
 
  private:
-  void forget_the_dead(std::vector<Entry>& dead) EBB_REQUIRES(mutex_) {
+  // Destroyed after the lock is released: the last reference to a set may be in here, and works hold tensors.
+  struct Garbage {
+    std::vector<Entry> entries;
+    std::vector<std::shared_ptr<PostponedWork>> works;
+
+    Garbage() = default;
+    Garbage(const Garbage&) = delete;
+    Garbage& operator=(const Garbage&) = delete;
+    ~Garbage() {
+      for (const std::shared_ptr<PostponedWork>& work : works) {
+        work->drop_if_ended();
+      }
+    }
+  };
+
+  void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_) {
     std::set<ManagedSet*> sets;
     for (auto entry = entries_.begin(); entry != entries_.end();) {
+      if (const auto& work = entry->second.before_use; work != nullptr && work->has_ended()) {
+        dead.works.push_back(work);
+      }
       if (entry->second.storage.expired()) {
         sets.insert(entry->second.set.get());
         entry->second.resident.reset();
-        dead.push_back(std::move(entry->second));
+        dead.entries.push_back(std::move(entry->second));
         entry = entries_.erase(entry);
       } else {
         ++entry;
@@ -137,6 +201,9 @@ class Uses {
     for (std::size_t i = 0; i < storages_.size(); ++i) {
       storages_[i]->end_use(written_[i]);
     }
+    if (to_prefetch_ != nullptr) {
+      to_prefetch_->prefetch();
+    }
   }
 
   void add(const at::Tensor& tensor, bool written) {
@@ -154,6 +221,9 @@ class Uses {
       return;
     }
     found.set->residency().check_process();
+    if (found.before_use != nullptr) {
+      found.before_use->before_use();
+    }
     storages_.push_back(found.managed);
     written_.push_back(written);
     sets_.push_back(found.set);
@@ -177,12 +247,15 @@ class Uses {
         ++end;
       }
       ManagedSet& set = *sets_[begin];
-      set.bring({storages_.data() + begin, end - begin}, set.residency().tier().current_stream());
+      if (set.bring({storages_.data() + begin, end - begin}, set.residency().tier().current_stream())) {
+        to_prefetch_ = sets_[begin];
+      }
       begin = end;
     }
   }
 
  private:
+  std::shared_ptr<ManagedSet> to_prefetch_;
   c10::SmallVector<bool, 4> written_;
   c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;  // destroyed after the storages
   c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
@@ -252,7 +325,7 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
 }
 
 void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state) {
-  if (!set->takes(state) || is_managed(state) || state.storage().use_count() != 1) {
+  if (!set->takes_states() || !set->takes(state) || is_managed(state) || state.storage().use_count() != 1) {
     return;
   }
   try_to_manage(set, state);
@@ -356,13 +429,29 @@ class InParts {
   }
 
   static std::uint64_t managed_bytes(const at::Tensor& tensor) {
-    return tensor.defined() && is_managed(tensor) && tensor.has_storage() ? tensor.storage().nbytes() : 0;
+    if (!tensor.defined() || !is_managed(tensor) || !tensor.has_storage()) {
+      return 0;
+    }
+    const Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+    return found.managed == nullptr ? 0 : found.managed->bytes();
   }
 
   const c10::OperatorHandle& operation_;
   const std::vector<c10::IValue> arguments_;
   std::size_t places_ = 0;
 };
+
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
+            Stays stays) {
+  const c10::Device device = set->residency().tier().device();
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
+    throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
+  }
+  if (set->takes(tensor)) {
+    Registry::all().add(tensor.storage(), set, slot, stays);
+    key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
+  }
+}
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = operation.schema();
@@ -401,14 +490,11 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
 }  // namespace
 
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  const c10::Device device = set->residency().tier().device();
-  if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
-    throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
-  }
-  if (set->takes(tensor)) {
-    Registry::all().add(tensor.storage(), set, slot);
-    key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
-  }
+  manage(set, tensor, slot, Stays::kNo);
+}
+
+void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  manage(set, tensor, /*slot=*/nullptr, Stays::kYes);
 }
 
 void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
@@ -435,6 +521,18 @@ void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
   } catch (const std::exception& error) {
     warn(error.what());
   }
+}
+
+bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
+  std::vector<at::Tensor> all = others.vec();
+  all.push_back(target);
+  if (!std::ranges::all_of(all, [](const at::Tensor& each) { return is_managed(each) && each.has_storage(); })) {
+    return false;
+  }
+  const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
+  return set != nullptr && Registry::all().postpone(all, [&] {
+    return std::make_shared<PostponedWork>(set->shared_residency(), target, std::move(work));
+  });
 }
 
 class OnDevice::Uses : public ebb::Uses {};

@@ -1,6 +1,7 @@
 #include "offload/adamw.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <stdexcept>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
@@ -34,37 +36,44 @@ void check(const AdamWOptions& options) {
   }
 }
 
-// Written by operations, so that the bytes of a managed tensor are found.
-void write(torch::serialize::OutputArchive& archive, const std::string& key, const at::Tensor& tensor) {
-  if (tensor.defined()) {
-    archive.write(key, tensor.is_cpu() ? tensor.clone() : tensor.cpu());
-  }
-}
+using TensorOfRows = at::Tensor AdamWRows::*;
+constexpr std::array<std::pair<const char*, TensorOfRows>, 4> kTensors{{{"exp_avg", &AdamWRows::exp_avg},
+                                                                        {"exp_avg_sq", &AdamWRows::exp_avg_sq},
+                                                                        {"max_exp_avg_sq", &AdamWRows::max_exp_avg_sq},
+                                                                        {"master", &AdamWRows::master}}};
 
-// A parameter, or some rows of one, with what belongs to it; master and max_exp_avg_sq may be undefined.
-struct Part {
-  at::Tensor parameter;
-  at::Tensor gradient;
-  at::Tensor master;
-  at::Tensor exp_avg;
-  at::Tensor exp_avg_sq;
-  at::Tensor max_exp_avg_sq;
+constexpr std::int64_t kElementsAtOnce = 1 << 24;  // of a part, or one row
+
+// The parameter's rows by parts: in each, from `begin` to before `end`.
+struct RowRange {
+  std::int64_t begin;
+  std::int64_t end;
+
+  [[nodiscard]] at::Tensor of(const at::Tensor& tensor) const {
+    const bool is_whole = tensor.dim() == 0 || (begin == 0 && end == tensor.size(0));
+    return is_whole ? tensor : tensor.slice(0, begin, end);
+  }
 };
 
-// An update makes temporary tensors of so many elements, or of one row of the parameter.
-constexpr std::int64_t kElementsAtOnce = 1 << 24;
-
-Part rows_of(const Part& whole, std::int64_t begin, std::int64_t end) {
-  const auto cut = [=](const at::Tensor& tensor) { return tensor.defined() ? tensor.slice(0, begin, end) : tensor; };
-  return {cut(whole.parameter), cut(whole.gradient),   cut(whole.master),
-          cut(whole.exp_avg),   cut(whole.exp_avg_sq), cut(whole.max_exp_avg_sq)};
+std::vector<RowRange> parts_of(const at::Tensor& parameter) {
+  const std::int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
+  if (parameter.numel() <= kElementsAtOnce) {
+    return {{0, rows}};
+  }
+  const std::int64_t rows_at_once = std::max<std::int64_t>(1, kElementsAtOnce / (parameter.numel() / rows));
+  std::vector<RowRange> parts;
+  for (std::int64_t begin = 0; begin < rows; begin += rows_at_once) {
+    parts.push_back({begin, std::min(begin + rows_at_once, rows)});
+  }
+  return parts;
 }
 
 // The operations of torch::optim::AdamW, one by one: fused kernels round differently. `step` counts from 1.
-void update(const Part& part, const AdamWOptions& options, std::int64_t step) {
+void update(const at::Tensor& parameter, const at::Tensor& parameters_gradient, const AdamWRows& part,
+            const AdamWOptions& options, std::int64_t step) {
   const bool has_master = part.master.defined();
-  const at::Tensor& target = has_master ? part.master : part.parameter;
-  const at::Tensor gradient = has_master ? part.gradient.to(at::kFloat) : part.gradient;
+  const at::Tensor& target = has_master ? part.master : parameter;
+  const at::Tensor gradient = has_master ? parameters_gradient.to(at::kFloat) : parameters_gradient;
   const auto [beta1, beta2] = options.betas();
   const double correction1 = 1 - std::pow(beta1, step);
   const double correction2 = 1 - std::pow(beta2, step);
@@ -81,7 +90,19 @@ void update(const Part& part, const AdamWOptions& options, std::int64_t step) {
   const at::Tensor divisor = largest.sqrt().div_(std::sqrt(correction2)).add_(options.eps());
   target.addcdiv_(part.exp_avg, divisor, -options.lr() / correction1);
   if (has_master) {
-    part.parameter.copy_(part.master);
+    parameter.copy_(part.master);
+  }
+}
+
+void update(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<AdamWRows>& parts,
+            const AdamWOptions& options, std::int64_t step) {
+  const OnDevice all_parts({parameter, gradient});
+  const std::vector<RowRange> ranges = parts_of(parameter);
+  TORCH_CHECK(ranges.size() == parts.size(), "ebb: a parameter of AdamW has other sizes than before");
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const AdamWRows& part = parts[i];
+    const OnDevice one_part({part.master, part.exp_avg, part.exp_avg_sq, part.max_exp_avg_sq});
+    update(ranges[i].of(parameter), ranges[i].of(gradient), part, options, step);
   }
 }
 
@@ -89,27 +110,37 @@ void update(const Part& part, const AdamWOptions& options, std::int64_t step) {
 
 void AdamWState::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("step", c10::IValue(step));
-  write(archive, "exp_avg", exp_avg);
-  write(archive, "exp_avg_sq", exp_avg_sq);
-  write(archive, "max_exp_avg_sq", max_exp_avg_sq);
-  write(archive, "master", master);
+  for (const auto& [name, tensor] : kTensors) {
+    std::vector<at::Tensor> rows;
+    for (const AdamWRows& part : parts) {
+      if (const at::Tensor& here = part.*tensor; here.defined()) {  // by an operation, which finds managed bytes
+        rows.push_back(here.is_cpu() ? here.clone() : here.cpu());
+      }
+    }
+    if (!rows.empty()) {
+      archive.write(name, rows.size() == 1 ? rows.front() : at::cat(rows));
+    }
+  }
 }
 
 void AdamWState::serialize(torch::serialize::InputArchive& archive) {
   c10::IValue steps;
   archive.read("step", steps);
   step = steps.toInt();
-  archive.read("exp_avg", exp_avg);
-  archive.read("exp_avg_sq", exp_avg_sq);
-  archive.try_read("max_exp_avg_sq", max_exp_avg_sq);
-  archive.try_read("master", master);
+  AdamWRows& whole = parts.emplace_back();
+  for (const auto& [name, tensor] : kTensors) {
+    archive.try_read(name, whole.*tensor);
+  }
+  TORCH_CHECK(whole.exp_avg.defined() && whole.exp_avg_sq.defined(), "ebb: this is no archive of AdamW's states");
 }
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions defaults, UpdateIn update)
-    : Optimizer(groups, std::make_unique<AdamWOptions>(defaults)), self_(std::make_shared<AdamW*>(this)) {
+    : Optimizer(groups, std::make_unique<AdamWOptions>(defaults)),
+      update_in_(update),
+      self_(std::make_shared<AdamW*>(this)) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     check(static_cast<const AdamWOptions&>(group.options()));
-    if (update == UpdateIn::kStep) {
+    if (update != UpdateIn::kBackward) {
       continue;
     }
     for (const at::Tensor& parameter : group.params()) {
@@ -144,8 +175,9 @@ at::Tensor AdamW::step(LossClosure closure) {
   }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) {
-        update(parameter, static_cast<const AdamWOptions&>(group.options()));
+      const auto& options = static_cast<const AdamWOptions&>(group.options());
+      if (parameter.grad().defined() && !update_at_next_use(parameter, options)) {
+        update(parameter, options);
       }
     }
   }
@@ -174,19 +206,23 @@ AdamWState& AdamW::state_of(const at::Tensor& parameter, const AdamWOptions& opt
   }
   auto state = std::make_unique<AdamWState>();
   const at::TensorOptions kind = needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
-  const auto zeros = [&] {
-    at::Tensor made = at::zeros_like(parameter, kind, at::MemoryFormat::Preserve);
-    manage_beside(parameter, made);
-    return made;
-  };
-  if (needs_master(parameter)) {
-    state->master = parameter.detach().to(at::kFloat);
-    manage_beside(parameter, state->master);
-  }
-  state->exp_avg = zeros();
-  state->exp_avg_sq = zeros();
-  if (options.amsgrad()) {
-    state->max_exp_avg_sq = zeros();
+  for (const RowRange& range : parts_of(parameter)) {
+    const at::Tensor rows = range.of(parameter.detach());
+    const auto zeros = [&] {
+      at::Tensor made = at::zeros_like(rows, kind, at::MemoryFormat::Preserve);
+      manage_beside(parameter, made);
+      return made;
+    };
+    AdamWRows& part = state->parts.emplace_back();
+    if (needs_master(parameter)) {
+      part.master = rows.to(at::kFloat);
+      manage_beside(parameter, part.master);
+    }
+    part.exp_avg = zeros();
+    part.exp_avg_sq = zeros();
+    if (options.amsgrad()) {
+      part.max_exp_avg_sq = zeros();
+    }
   }
   AdamWState& made = *state;
   const MutexLock lock(mutex_);
@@ -199,19 +235,36 @@ void AdamW::update(const at::Tensor& parameter, const AdamWOptions& options) {
   const at::Tensor gradient = parameter.grad();
   TORCH_CHECK(!gradient.is_sparse(), "ebb: AdamW does not support sparse gradients");
   AdamWState& state = state_of(parameter, options);
-  const OnDevice together({parameter, gradient, state.master, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq});
-  state.step += 1;
-  const Part whole{parameter, gradient, state.master, state.exp_avg, state.exp_avg_sq, state.max_exp_avg_sq};
-  const std::int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
-  const std::int64_t rows_at_once =
-      std::max<std::int64_t>(1, kElementsAtOnce * rows / std::max<std::int64_t>(1, parameter.numel()));
-  if (rows <= rows_at_once) {
-    ebb::update(whole, options, state.step);
-    return;
+  ebb::update(parameter, gradient, state.parts, options, state.step += 1);
+}
+
+// Returns false where the update cannot wait: some of what it takes may be used without being seen, or is new.
+bool AdamW::update_at_next_use(const at::Tensor& parameter, const AdamWOptions& options) {
+  const auto known = state_.find(parameter.unsafeGetTensorImpl());
+  const at::Tensor gradient = parameter.grad();
+  if (update_in_ != UpdateIn::kNextUse || known == state_.end() || gradient.is_sparse()) {
+    return false;
   }
-  for (std::int64_t begin = 0; begin < rows; begin += rows_at_once) {
-    ebb::update(rows_of(whole, begin, std::min(begin + rows_at_once, rows)), options, state.step);
+  auto& state = static_cast<AdamWState&>(*known->second);
+  std::vector<at::Tensor> others{gradient};
+  for (const AdamWRows& part : state.parts) {
+    for (const auto& [name, tensor] : kTensors) {
+      if ((part.*tensor).defined()) {
+        others.push_back(part.*tensor);
+      }
+    }
   }
+  const bool waits = postpone(
+      parameter, others,
+      [from = gradient.variable_data(), parts = state.parts, options, step = state.step + 1](const at::Tensor& target) {
+        const at::NoGradGuard no_grad;
+        ebb::update(target, from, parts, options, step);
+      });
+  if (waits) {
+    state.step += 1;
+    torch::autograd::impl::bump_version(parameter);  // as the update would
+  }
+  return waits;
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
@@ -227,10 +280,16 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
         continue;
       }
       auto& state = static_cast<AdamWState&>(*known->second);
-      for (at::Tensor* const each : {&state.exp_avg, &state.exp_avg_sq, &state.max_exp_avg_sq, &state.master}) {
-        if (each->defined()) {
-          *each = each->to(parameter.device());
-          manage_beside(parameter, *each);
+      const AdamWRows whole = std::move(state.parts.front());
+      state.parts.clear();
+      for (const RowRange& range : parts_of(parameter)) {
+        AdamWRows& part = state.parts.emplace_back();
+        for (const auto& [name, tensor] : kTensors) {
+          if (const at::Tensor& from = whole.*tensor; from.defined()) {
+            part.*tensor = range.of(from).to(from.options().device(parameter.device()), /*non_blocking=*/false,
+                                             /*copy=*/true);
+            manage_beside(parameter, part.*tensor);
+          }
         }
       }
     }

@@ -101,7 +101,7 @@ void PlanLifecycle::learn(const std::shared_ptr<const Plan>& plan, const StepRec
     policy_->learn(recorder.step(), record);
   } else if (measured_.plan == plan) {
     measured_.cost = recorder.cost();
-    policy_->correct(measured_.plan, record.end_ms, measured_.cost->ms);
+    policy_->correct(measured_.plan, {record.end_ms, measured_.cost->ms, measured_.cost->peak_bytes});
   }
 }
 

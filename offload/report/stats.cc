@@ -63,6 +63,8 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   }
   if (stats.managed.tensors > 0) {
     text += line("managed", stats.managed);
+    text += line("  prefetched", stats.managed_prefetched);
+    text += line("  fetched late", stats.managed_fetched_late);
   }
   text += line("fetched", stats.fetched);
   text += line("still on the device", stats.reused);

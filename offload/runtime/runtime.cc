@@ -201,6 +201,13 @@ Stats Runtime::stats() {
   return stats;
 }
 
+void Runtime::reset_stats() {
+  residency().reset_stats();
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
+    set->reset_stats();
+  }
+}
+
 void Runtime::drain() {
   residency().stash().drain();
   if (const std::shared_ptr<ManagedSet> set = managed()) {

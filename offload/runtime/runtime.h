@@ -58,6 +58,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // All counts, those of the managed storages, too.
   [[nodiscard]] Stats stats();
+  void reset_stats();
 
   // Why a save of `tensor` is passed through; nullopt where its storage may move.
   [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);

@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,9 @@ class AdamW(torch.optim.Optimizer):
     been given are managed beside them: with the parameters in host memory, or without a GPU on the disk, and on the
     device around their uses only.
 
+    Parameters of more than 16 million elements are updated in parts of so many, or of one row. Their states are in such
+    parts, too, each of which comes and goes by itself: state[parameter]["parts"] has a dict for each.
+
     update_in: "step", or "backward": then each parameter is updated as soon as its gradient is whole, and the gradient
         is let go of, so that no more than a few gradients are alive at once. One backward pass is one step then: no
         accumulation over micro-batches, and no clipping by the norm of all gradients. step() updates what still has a
@@ -34,7 +37,9 @@ class AdamW(torch.optim.Optimizer):
     weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
     around step() do not enclose the updates, and neither torch.amp.GradScaler nor a reentrant checkpoint may be used.
 
-    Raises ValueError for options out of their range, and RuntimeError for sparse gradients.
+    Raises ValueError for options out of their range, and RuntimeError for sparse gradients. Where the device's memory does
+    not suffice, step() raises torch.OutOfMemoryError with some parameters updated and others not: go on from what was
+    saved.
     """
 
     _in_backward = False
@@ -95,10 +100,7 @@ class AdamW(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with copies of the states in host memory."""
         known = super().state_dict()
-        known["state"] = {
-            number: {name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-            for number, state in known["state"].items()
-        }
+        known["state"] = {number: _whole(state) for number, state in known["state"].items()}
         return known
 
     @torch.no_grad()
@@ -115,10 +117,16 @@ class AdamW(torch.optim.Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
+            state = self.state[parameter]
+            ranges = _ranges(parameter)
+            parts = [state] if len(ranges) == 1 else [{} for _ in ranges]
             for name, value in state_dict["state"].get(number, {}).items():
                 if name in _TENSORS:
-                    own = value.to(parameter.device, _state_type(parameter), copy=True)
-                    self.state[parameter][name] = _beside(parameter, own)
+                    for rows, part in zip(ranges, parts, strict=True):
+                        own = value[rows].to(parameter.device, _state_type(parameter), copy=True)
+                        part[name] = _beside(parameter, own)
+            if len(ranges) > 1 and parts[0]:
+                state["parts"] = parts
 
     def __getstate__(self) -> dict[str, Any]:
         if self._in_backward:
@@ -137,66 +145,93 @@ class AdamW(torch.optim.Optimizer):
         assert gradient is not None
         if gradient.is_sparse:
             raise RuntimeError("ebb: AdamW does not support sparse gradients")
-        state = self._state_of(parameter, group)
-        tensors = [parameter, gradient, *(state[name] for name in _TENSORS if name in state)]
-        together = _core.OnDevice(tensors)
-        step = state["step"].clone()
+        state, parts = self._state_of(parameter, group)
+        all_parts = _core.OnDevice([parameter, gradient])
         try:
-            for rows in _parts(parameter, gradient):
-                part = {name: state[name][rows] for name in _TENSORS if name in state}
-                master = part.get("master")
-                adamw(
-                    [parameter[rows] if master is None else master],
-                    [gradient[rows] if master is None else gradient[rows].float()],
-                    [part["exp_avg"]],
-                    [part["exp_avg_sq"]],
-                    [part["max_exp_avg_sq"]] if group["amsgrad"] else [],
-                    [state["step"].copy_(step)],  # adamw() adds 1
-                    foreach=False,
-                    fused=False,
-                    has_complex=parameter.is_complex(),
-                    amsgrad=group["amsgrad"],
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    lr=group["lr"],
-                    weight_decay=group["weight_decay"],
-                    eps=group["eps"],
-                    maximize=group["maximize"],
-                )
-                if master is not None:
-                    parameter[rows].copy_(master)
+            for rows, part in zip(_ranges(parameter), parts, strict=True):
+                one_part = _core.OnDevice([part[name] for name in _TENSORS if name in part])
+                try:
+                    self._update_rows(parameter[rows], gradient[rows], part, state["step"], group)
+                finally:
+                    one_part.end()
         finally:
-            together.end()
+            all_parts.end()
+        state["step"] += 1
 
-    def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def _update_rows(
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        part: dict[str, Any],
+        steps: torch.Tensor,
+        group: dict[str, Any],
+    ) -> None:
+        master = part.get("master")
+        adamw(
+            [parameter if master is None else master],
+            [gradient if master is None else gradient.float()],
+            [part["exp_avg"]],
+            [part["exp_avg_sq"]],
+            [part["max_exp_avg_sq"]] if group["amsgrad"] else [],
+            [steps.clone()],  # adamw() adds 1
+            foreach=False,
+            fused=False,
+            has_complex=parameter.is_complex(),
+            amsgrad=group["amsgrad"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+        if master is not None:
+            parameter.copy_(master)
+
+    def _state_of(
+        self, parameter: torch.Tensor, group: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The parameter's state, and where its tensors are, by parts of the parameter."""
         state: dict[str, Any] = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.tensor(0.0, dtype=_type_of_steps())
+        ranges = _ranges(parameter)
+        parts = [state] if len(ranges) == 1 else state.setdefault("parts", [{} for _ in ranges])
         dtype = _state_type(parameter)
-        if dtype != parameter.dtype and "master" not in state:
-            state["master"] = _beside(parameter, parameter.detach().to(dtype))
-        for name in _MOMENTS if group["amsgrad"] else _MOMENTS[:2]:
-            if name not in state:
-                zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-                state[name] = _beside(parameter, zeros)
-        return state
+        for rows, part in zip(ranges, parts, strict=True):
+            if dtype != parameter.dtype and "master" not in part:
+                part["master"] = _beside(parameter, parameter.detach()[rows].to(dtype))
+            for name in _MOMENTS if group["amsgrad"] else _MOMENTS[:2]:
+                if name not in part:
+                    like = parameter.detach()[rows]
+                    zeros = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
+                    part[name] = _beside(parameter, zeros)
+        return state, parts
 
 
-def _parts(parameter: torch.Tensor, gradient: torch.Tensor) -> Iterator[Any]:
-    """Indices of rows that make up the parameter. An update makes temporary tensors of one part's size.
+def _ranges(parameter: torch.Tensor) -> list[Any]:
+    """Indices of the rows of each part of a parameter.
 
     Tensors of other classes stay whole: their rows need not be views (a DTensor's are copies).
     """
-    if type(parameter) not in _PLAIN or type(gradient) not in _PLAIN:
-        yield ...
-        return
     rows = parameter.shape[0] if parameter.dim() > 0 else 1
-    at_once = max(1, _ELEMENTS_AT_ONCE * rows // max(1, parameter.numel()))
-    if rows <= at_once:
-        yield ...
-        return
-    for begin in range(0, rows, at_once):
-        yield slice(begin, begin + at_once)
+    if type(parameter) not in _PLAIN or parameter.numel() <= _ELEMENTS_AT_ONCE:
+        return [...]
+    at_once = max(1, _ELEMENTS_AT_ONCE // (parameter.numel() // rows))
+    return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
+
+
+def _whole(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with copies of its tensors in host memory, none of them in parts."""
+    whole = {
+        name: _copy(value) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+        if name != "parts"
+    }
+    for name in _TENSORS:
+        if name in state.get("parts", [{}])[0]:
+            whole[name] = torch.cat([_copy(part[name]) for part in state["parts"]])
+    return whole
 
 
 def _type_of_steps() -> torch.dtype:  # as torch's optimizers have it

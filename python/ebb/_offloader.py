@@ -53,10 +53,12 @@ class Offloader:
     device_budget_is_a_wish: a budget that is too small is a warning, and not an error in the third step.
     evict_when_out_of_memory: GPU only; copy out what the policy has kept when the device has no memory left.
     stash_bytes, window_bytes: device memory for copies out under way, and for what is prefetched.
+    home: "host" (memory), "disk", or "auto": the one beside a GPU, the other without. Beside a GPU there is no "disk", and
+        without one "host" saves no memory: it is for trying out what is meant for a GPU.
     host_memory: "pinned" or "pageable". copies: "overlapped" or "on_compute_stream". GPU only.
     capacity_bytes: the most host memory (GPU) or disk (CPU) to use; over it, storages stay. None: all there is.
     host_memory_warning: warn once when more than this fraction of the machine's memory is in use.
-    spill_folder, disk_io ("auto", "uring" or "threads"): CPU only; where the spill file is made, and what reads it.
+    spill_folder, disk_io ("auto", "uring" or "threads"): of a disk; where the spill file is made, and what reads it.
     return_freed_memory: CPU only; freed tensors go back to the system, by an allocator that stays for the process.
     record_timeline, record_trace: for timeline() and plot(), and for trace().
     enabled: False makes every guard do nothing.
@@ -78,6 +80,7 @@ class Offloader:
         evict_when_out_of_memory: bool = True,
         stash_bytes: Size | None = None,
         window_bytes: Size | None = None,
+        home: str = "auto",
         host_memory: str = "pinned",
         copies: str = "overlapped",
         capacity_bytes: Size | None = None,
@@ -122,6 +125,7 @@ class Offloader:
         }.items():
             if size is not None:
                 setattr(options, name, to_bytes(name, size))
+        options.home = _choice(_core.Home, "home", home)
         options.host_memory = _choice(_core.HostMemory, "host_memory", host_memory)
         options.copies = _choice(_core.Copies, "copies", copies)
         options.host_memory_warning = host_memory_warning
@@ -205,7 +209,9 @@ class Offloader:
         resident_bytes: Size = 0,
         prefetch_bytes: Size | None = None,
         minimum_bytes: Size = "1MiB",
+        weights: bool = True,
         gradients: bool = True,
+        states: bool = True,
         which: Callable[[str, torch.Tensor], bool] | None = None,
     ) -> None:
         """Keeps parameters in host memory, or without a GPU on the disk, and has them on the device around their uses.
@@ -221,7 +227,8 @@ class Offloader:
             good, beside device_bytes, and take no host memory.
         prefetch_bytes: how far ahead to fetch; None: half of device_bytes.
         minimum_bytes: smaller tensors stay on the device.
-        gradients: whether gradients leave, too, each when backward has accumulated the next one.
+        weights, gradients, states: what leaves the device: the parameters; their gradients, each when backward has
+            accumulated the next one; and what optimizers keep of them.
         which: of a module's parameters, those for which which(name, parameter) is true.
 
         Whatever asks for memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel; on a CPU print()
@@ -251,7 +258,9 @@ class Offloader:
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
             to_bytes("minimum_bytes", minimum_bytes),
             to_bytes("resident_bytes", resident_bytes),
+            weights,
             gradients,
+            states,
         )
 
     def drain(self) -> None:

@@ -69,17 +69,19 @@ void bind_offloader(py::module_& module) {
           "manage",
           [](Offloader& offloader, const std::vector<at::Tensor>& tensors, std::uint64_t device_bytes,
              std::optional<std::uint64_t> prefetch_bytes, std::uint64_t minimum_bytes, std::uint64_t resident_bytes,
-             bool gradients) {
+             bool weights, bool gradients, bool states) {
             Parameters how;
             how.device_bytes = device_bytes;
             how.prefetch_bytes = prefetch_bytes;
             how.minimum_bytes = minimum_bytes;
             how.resident_bytes = resident_bytes;
+            how.weights = weights;
             how.gradients = gradients;
+            how.states = states;
             offloader.manage(tensors, how);
           },
           py::arg("tensors"), py::arg("device_bytes"), py::arg("prefetch_bytes"), py::arg("minimum_bytes"),
-          py::arg("resident_bytes"), py::arg("gradients"), Released())
+          py::arg("resident_bytes"), py::arg("weights"), py::arg("gradients"), py::arg("states"), Released())
       .def("drain", &Offloader::drain, Released())
       .def("evict", &Offloader::evict, py::arg("bytes"), Released())
       .def("stats", &Offloader::stats, Released())

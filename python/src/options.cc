@@ -11,6 +11,7 @@
 namespace ebb::python {
 
 void bind_options(py::module_& module) {
+  py::enum_<Home>(module, "Home").value("auto", Home::kAuto).value("host", Home::kHost).value("disk", Home::kDisk);
   py::enum_<HostMemory>(module, "HostMemory")
       .value("pinned", HostMemory::kPinned)
       .value("pageable", HostMemory::kPageable);
@@ -37,6 +38,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("evict_when_out_of_memory", &Options::evict_when_out_of_memory)
       .def_readwrite("stash_bytes", &Options::stash_bytes)
       .def_readwrite("window_bytes", &Options::window_bytes)
+      .def_readwrite("home", &Options::home)
       .def_readwrite("host_memory", &Options::host_memory)
       .def_readwrite("copies", &Options::copies)
       .def_readwrite("capacity_bytes", &Options::capacity_bytes)

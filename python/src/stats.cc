@@ -70,6 +70,10 @@ void bind_stats(py::module_& module) {
       .def_readonly("managed", &Stats::managed, "Storages given to manage(), with gradients and states beside them.")
       .def_readonly("managed_on_device", &Stats::managed_on_device, "What of these is on the device.")
       .def_readonly("managed_resident", &Stats::managed_resident, "What was given to manage() and stays on the device.")
+      .def_readonly("managed_prefetched", &Stats::managed_prefetched,
+                    "Copies to the device before a use asked for them.")
+      .def_readonly("managed_fetched_late", &Stats::managed_fetched_late,
+                    "Copies to the device that a use asked for, and waited for.")
       .def("__repr__", &to_text);
 
   py::class_<TimelineSample>(module, "TimelineSample", "What is held in device memory for saves, at one time.")

@@ -107,7 +107,9 @@ def test_states_are_managed_beside_their_parameters(home):
 
 @pytest.mark.parametrize("make", [new_model, new_half_model])
 @pytest.mark.parametrize("managed", [False, True])
-def test_training_goes_on_from_a_checkpoint(home, tmp_path, make, managed):
+@pytest.mark.parametrize("elements_at_once", [1 << 24, 40])
+def test_training_goes_on_from_a_checkpoint(monkeypatch, home, tmp_path, make, managed, elements_at_once):
+    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", elements_at_once)
     plain = make()
     optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
     train(plain, optimizer, contextlib.nullcontext())
@@ -129,6 +131,46 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path, make, managed):
     model.load_state_dict(weights)
     optimizer.load_state_dict(states)
     assert_equal(train(model, optimizer, home, first=10), expected)
+
+
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+@pytest.mark.parametrize("where", ["disk", "host"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"device_bytes": "4KiB", "resident_bytes": "8KiB"},
+        {"weights": False, "gradients": False},
+        {"states": False},
+    ],
+)
+def test_a_training_that_is_saved_on_the_way_ends_with_the_states_of_a_resident_one(make, where, how):
+    home = ebb.Offloader(device="cpu", policy=ebb.policies.minimum_size(1), home=where)
+    plain = make()
+    optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
+    train(plain, optimizer, contextlib.nullcontext())
+    expected = train(plain, optimizer, contextlib.nullcontext(), first=10)
+    expected_states = optimizer.state_dict()["state"]
+
+    def new():
+        model = make()
+        home.manage(model, minimum_bytes=0, **how)
+        return model, ebb.AdamW(model.parameters(), lr=1e-2)
+
+    model, optimizer = new()
+    train(model, optimizer, home)
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    states = optimizer.state_dict()
+    model, optimizer = new()
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(states)
+    assert_equal(train(model, optimizer, home, first=10), expected)
+    found = optimizer.state_dict()["state"]
+    assert found.keys() == expected_states.keys()
+    for number, state in expected_states.items():
+        assert_equal(list(found[number].values()), list(state.values()))
+    if not how.get("weights", True):
+        next(model.parameters()).data_ptr()  # has never left
 
 
 def test_the_optimizer_and_the_model_end():
@@ -227,8 +269,11 @@ def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make):
     monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", 40)
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
     assert_equal(train(model, optimizer, home), expected)
-    steps = {int(state["step"]) for state in optimizer.state_dict()["state"].values()}
+    states = optimizer.state_dict()["state"].values()
+    steps = {int(state["step"]) for state in states}
     assert len(steps) == 1 and steps.pop() > 0
+    assert [state["exp_avg"].shape for state in states] == [each.shape for each in model.parameters()]
+    assert any("parts" in state for state in optimizer.state.values())
 
 
 class RowsAreCopies(torch.Tensor):

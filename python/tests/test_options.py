@@ -50,6 +50,7 @@ def test_the_default_policy_keeps_what_is_below_one_mebibyte():
         ({"copies": "none"}, "copies"),
         ({"host_memory_warning": 0.0}, "host_memory_warning"),
         ({"spill_folder": "/proc"}, "/proc"),
+        ({"home": "tape"}, "home is 'tape'"),
         ({"device_budget": "1GB", "slowdown": 0.1}, "device_budget and slowdown"),
         ({"least_memory": True, "slowdown": 0.1}, "slowdown and least_memory"),
         ({"slowdown": -0.5}, "device_budget"),

@@ -39,6 +39,8 @@ class DiskTier final : public Tier {
   // gets copies and stalls.
   DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
            std::shared_ptr<Trace> trace = nullptr);
+  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+           std::shared_ptr<Trace> trace = nullptr);
 
   [[nodiscard]] c10::Device device() const override;
   [[nodiscard]] c10::Stream current_stream() const override;
@@ -57,8 +59,6 @@ class DiskTier final : public Tier {
   [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
 
  private:
-  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
-           std::shared_ptr<Trace> trace);
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
 
   // Memory of c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a

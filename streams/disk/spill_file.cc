@@ -1,6 +1,7 @@
 #include "streams/disk/spill_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -63,8 +64,18 @@ int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
 
 SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
 
-SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file)
-    : folder_(folder.path()), fd_(std::move(file)), memory_alignment_(make_direct(fd_.get())) {}
+SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file) : SpillFile(folder.path(), std::move(file)) {}
+
+SpillFile::SpillFile(std::filesystem::path folder, FileDescriptor file)
+    : folder_(std::move(folder)), fd_(std::move(file)), memory_alignment_(make_direct(fd_.get())) {}
+
+std::unique_ptr<SpillFile> SpillFile::in_memory() {
+  FileDescriptor file(::memfd_create("ebb", MFD_CLOEXEC));
+  if (file.get() < 0) {
+    throw_errno(errno, "cannot make a spill file in memory");
+  }
+  return std::unique_ptr<SpillFile>(new SpillFile(std::filesystem::path("memory"), std::move(file)));
+}
 
 std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kPageBytes - size_bytes_) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <system_error>
 
@@ -25,6 +26,10 @@ class SpillFile final : public Backing {
   explicit SpillFile(const SpillFolder& folder);
   // `file`: a new file of this folder.
   SpillFile(const SpillFolder& folder, FileDescriptor file);
+
+  // A file in memory, which has no name either and is not on any disk. Throws std::system_error.
+  [[nodiscard]] static std::unique_ptr<SpillFile> in_memory();
+
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
@@ -39,7 +44,7 @@ class SpillFile final : public Backing {
   [[nodiscard]] std::error_code refusal() const { return {refusal_.load(), std::generic_category()}; }
 
   [[nodiscard]] int fd() const { return fd_.get(); }
-  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }  // "memory": in_memory()'s
 
   // Whether reads and writes bypass the page cache. If so, transfers must keep to whole pages in the file, and to
   // memory_alignment() in memory; a file that is not direct has neither rule, and an alignment of 1.
@@ -51,6 +56,8 @@ class SpillFile final : public Backing {
   [[nodiscard]] SpillChecksums& checksums() const { return checksums_; }
 
  private:
+  SpillFile(std::filesystem::path folder, FileDescriptor file);
+
   const std::filesystem::path folder_;
   const FileDescriptor fd_;
   const std::size_t memory_alignment_;

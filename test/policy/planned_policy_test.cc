@@ -123,9 +123,9 @@ TEST_CASE("a step that took far longer than its plan says has it made again with
   const std::shared_ptr<const Plan> plan = tight_plan(policy);
   REQUIRE(plan != nullptr);
   REQUIRE(plan->predicted.step_ms == 90);
-  policy.correct(plan, 80, 93);
+  policy.correct(plan, {80, 93, 15});
   CHECK(policy.last_plan()->plan == plan);
-  policy.correct(plan, 80, 110);
+  policy.correct(plan, {80, 110, 15});
   const PlannedPolicy::Known known = policy.last_plan().value();
   CHECK(known.plan->predicted.step_ms == Approx(110).margin(0.1));
   CHECK(policy.rates(known).out_bytes_per_ms < 0.7);
@@ -135,11 +135,26 @@ TEST_CASE("a step that took far longer than its plan says has it made again with
 
 TEST_CASE("a step whose compute was slower has its plan made again with the same copies") {
   PlannedPolicy policy = with_room_for(15);
-  policy.correct(tight_plan(policy), 160, 172);
+  policy.correct(tight_plan(policy), {160, 172, 15});
   const PlannedPolicy::Known known = policy.last_plan().value();
   CHECK(known.record.end_ms == 160);
   CHECK(known.plan->predicted.step_ms == Approx(170).margin(0.1));
   CHECK(policy.rates(known).in_bytes_per_ms == 1);
+}
+
+TEST_CASE("a step that took more memory than its budget has its plan made again for as much less") {
+  PlannedPolicy policy = with_room_for(25);
+  const std::shared_ptr<const Plan> plan = tight_plan(policy);
+  REQUIRE(plan->predicted.kept_bytes == 20);
+  policy.correct(plan, {80, 80, 25});
+  CHECK(policy.last_plan()->plan == plan);
+  policy.correct(plan, {80, 80, 27});
+  const PlannedPolicy::Known known = policy.last_plan().value();
+  CHECK(known.plan->predicted.kept_bytes == 10);
+  CHECK(known.plan->predicted.peak_bytes <= 25);
+  CHECK(known.record.other.back().bytes == 7);                            // two of these are what nothing else explains
+  policy.correct(known.plan, {80, known.plan->predicted.step_ms, 1000});  // no plan would fit
+  CHECK(policy.last_plan()->plan == known.plan);
 }
 
 TEST_CASE("after two records a step follows its plan") {

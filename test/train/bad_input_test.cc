@@ -73,6 +73,10 @@ TEST_CASE("flags with unusable values are usage errors that name the flag", "[tr
   check_usage_error(train("--steps 0"), "--steps: '0' is no number above 0");
   check_usage_error(train("--weight-decay nan"), "--weight-decay: 'nan' is no number from 0 up");
   check_usage_error(train("--compare --no-offload"), "--compare excludes --no-offload");
+  check_usage_error(train("--manage host --no-offload"), "--no-offload excludes --manage");
+  check_usage_error(train("--manage tape"), "--manage");
+  check_refused(train("--manage host --optimizer-home disk"),
+                "--manage and --optimizer-home name two homes, and one offloader has one");
   check_usage_error(train("--colour red"), "--colour");
   for (const char* const budget : {"half", "1.5", "0", "nan", "''"}) {
     check_usage_error(train(std::string("--device-budget ") + budget), "is neither a share in (0, 1] nor a size");

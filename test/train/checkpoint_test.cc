@@ -27,9 +27,9 @@ Json losses_of(const TinyRun& train, const std::string& flags) {
 TEST_CASE("a resumed run goes on with the losses of one that was never interrupted", "[train]") {
   const TinyRun train;
   const auto whole = losses_of(train, "--steps 6");
-  const std::string saver = GENERATE("", " --manage 1B --minimum 1B");
+  const std::string saver = GENERATE("", " --manage disk --optimizer-home disk --managed-bytes 1B --minimum 1B");
   const auto first = losses_of(train, "--steps 6 --until 3 --save " + train.file("checkpoint") + saver);
-  const std::string managed = GENERATE("", " --manage 1B --minimum 1B");
+  const std::string managed = GENERATE("", " --manage disk --optimizer-home disk --managed-bytes 1B --minimum 1B");
   const auto second = losses_of(train, "--steps 6 --resume " + train.file("checkpoint") + managed);
   REQUIRE(first.size() == 3);
   REQUIRE(second.size() == 3);

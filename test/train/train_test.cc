@@ -41,11 +41,13 @@ TEST_CASE("bfloat16 training with ebb gives the same loss bits as training witho
   CHECK(report["dtype"] == "bfloat16");
 }
 
-TEST_CASE("training whose weights, gradients and optimizer live on the disk gives the same loss bits", "[train]") {
+TEST_CASE("training whose weights, gradients and optimizer live elsewhere gives the same loss bits", "[train]") {
   const TinyRun train;
   const std::string dtype = GENERATE("float32", "bfloat16");
+  const std::string homes = GENERATE("--manage disk --optimizer-home disk", "--manage host --optimizer-home host",
+                                     "--manage disk", "--optimizer-home host");
   const std::string bound = GENERATE("1B", "64KiB");
-  const auto outcome = train("--compare --minimum 1B --dtype " + dtype + " --manage " + bound);
+  const auto outcome = train("--compare --minimum 1B --dtype " + dtype + " " + homes + " --managed-bytes " + bound);
   INFO(outcome.err);
   CHECK(outcome.status == 0);
   CHECK(outcome.out.find("equal bit for bit") != std::string::npos);

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "offload/adamw.h"
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
@@ -112,6 +114,55 @@ TEST_CASE("managed parameters take no more of a GPU than their bound", "[managed
   const at::Tensor copy = weights[0].detach().clone();
   CHECK(at::equal(weights[0], copy));
   CHECK(weights[0].is_leaf());
+}
+
+TEST_CASE("what is expected next is fetched before its use, however far the host could be ahead", "[managed][gpu]") {
+  Offloader offloader(gpu_options());
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(6 * kBytes));
+  const at::NoGradGuard no_grad;
+  std::uint64_t late_while_learning = 0;
+  for (int round = 0; round < 6; ++round) {
+    if (round == 3) {
+      late_while_learning = offloader.stats().managed_fetched_late.tensors;
+    }
+    test::spin();
+    for (const at::Tensor& weight : weights) {
+      weight.add_(1);
+    }
+  }
+  CHECK(offloader.stats().managed_fetched_late.tensors == late_while_learning);
+  CHECK(offloader.stats().managed_prefetched.tensors > 0);
+}
+
+TEST_CASE("an update at the next use is seen on every stream", "[managed][gpu]") {
+  const auto update_and_use = [](UpdateIn update) {
+    Offloader offloader(gpu_options());
+    const Tensors weights = make_weights();
+    offloader.manage(weights, within(0));
+    AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), update);
+    const at::Tensor input = at::ones({64, kWidth}, kGpu);
+    Tensors found;
+    for (int step = 0; step < 3; ++step) {
+      torch::autograd::backward({forward(weights, input)});
+      test::spin();  // the update is late
+      optimizer.step();
+      optimizer.zero_grad();
+      at::cuda::CUDAEvent stepped;
+      stepped.record();
+      stepped.block(test::other_stream());
+      const at::NoGradGuard no_grad;
+      const at::Tensor here = weights[0] * 2;
+      const c10::cuda::CUDAStreamGuard stream(test::other_stream());
+      for (const at::Tensor& weight : weights) {
+        found.push_back(weight * 2);
+      }
+      c10::cuda::device_synchronize();
+      CHECK(at::equal(here, found[found.size() - kLayers]));
+    }
+    return found;
+  };
+  check_equal(update_and_use(UpdateIn::kStep), update_and_use(UpdateIn::kNextUse));
 }
 
 TEST_CASE("a managed parameter that two streams use is right on both", "[managed][gpu]") {

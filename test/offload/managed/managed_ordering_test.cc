@@ -10,6 +10,7 @@
 #include <catch2/catch.hpp>
 
 #include "offload/managed/managed_set.h"
+#include "offload/managed/postponed_work.h"
 #include "test/offload/residency/ordering_world.h"
 
 namespace ebb {
@@ -37,7 +38,7 @@ class ManagedWorld : public OrderingWorld {
   void read(std::size_t which) {
     const std::array storages{managed_[which]};
     managed_[which]->begin_use();
-    set_->bring(storages, tier->current_stream());
+    static_cast<void>(set_->bring(storages, tier->current_stream()));
     OrderingWorld::read(tensors_[which].storage());
     managed_[which]->end_use(/*written=*/false);
   }
@@ -45,10 +46,20 @@ class ManagedWorld : public OrderingWorld {
   void write(std::size_t which, float value) {
     const std::array storages{managed_[which]};
     managed_[which]->begin_use();
-    set_->bring(storages, tier->current_stream());
+    static_cast<void>(set_->bring(storages, tier->current_stream()));
     auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
     tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
     managed_[which]->end_use(/*written=*/true);
+  }
+
+  // Puts off a write on the current stream.
+  std::shared_ptr<PostponedWork> postpone_write(std::size_t which, float value) {
+    return std::make_shared<PostponedWork>(
+        runtime->shared_residency(), tensors_[which],
+        [this, which, value, stream = SimulatedStreamGuard::current()](const at::Tensor& /*target*/) {
+          const SimulatedStreamGuard there(stream);  // c10's guards know no such
+          write(which, value);
+        });
   }
 
   // The storages come back by copies in.
@@ -102,6 +113,20 @@ TEST_CASE("what is written to a managed storage goes home, too", "[managed][orde
   world.read(it);
   world.run();
   CHECK(world.seen() == std::vector<float>{8, 9});
+}
+
+TEST_CASE("a use on any stream is ordered behind work that was put off until then", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  const std::shared_ptr<PostponedWork> work = world.postpone_write(it, 8);
+  for (const int stream : {1, 0, 2}) {
+    const SimulatedStreamGuard other(stream);
+    work->before_use();
+    world.read(it);
+  }
+  CHECK(work->has_run());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{8, 8, 8});
 }
 
 TEST_CASE("a managed storage's memory is let go of behind all streams that have used it", "[managed][ordering]") {
@@ -234,7 +259,10 @@ TEST_CASE("the order of uses is learned, and what comes next is prefetched withi
       world.read(i);
       expected.push_back(static_cast<float>(i));
       CHECK(world.on_device_bytes() <= 3 * kBytes);
-      if (round > 1) {  // nothing is on its way home any more, for which a prefetch would not wait
+      if (round == 1) {
+        world.run();  // copies home are done, for which a prefetch would not wait
+      }
+      if (round > 1) {
         CHECK(world.is_on_device((i + 1) % 6));
       }
     }
@@ -249,15 +277,17 @@ TEST_CASE("a prefetched storage that the program lets go of frees no memory that
   for (int i = 0; i < 3; ++i) {
     world.add(static_cast<float>(i));
   }
-  for (const std::size_t i : {0, 1, 2, 0}) {
+  for (const std::size_t i : {0, 1, 2, 0, 1, 2}) {
     world.read(i);
+    world.run();  // copies home are done, for which a prefetch would not wait
   }
+  world.read(0);
   REQUIRE(world.is_on_device(1));
   world.end(1);
   const at::Tensor next = world.make(9);
   world.OrderingWorld::read(next.storage());
   world.run();
-  CHECK(world.seen() == std::vector<float>{0, 1, 2, 0, 9});
+  CHECK(world.seen() == std::vector<float>{0, 1, 2, 0, 1, 2, 0, 9});
 }
 
 }  // namespace

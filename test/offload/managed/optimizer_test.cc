@@ -6,7 +6,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -217,6 +218,150 @@ TEST_CASE("updates in backward have the bits of updates in step", "[managed]") {
   }
 }
 
+TEST_CASE("updates at the next use have the bits of updates in step", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
+  const auto make = [&](UpdateIn update) -> MakeOptimizer {
+    return [options, update](const Tensors& weights) { return std::make_unique<AdamW>(weights, options, update); };
+  };
+  const Tensors expected = train(make_weights(dtype), make(UpdateIn::kStep), nullptr);
+  check_equal(expected, train(make_weights(dtype), make(UpdateIn::kNextUse), nullptr));  // nothing is managed
+  Parameters some_stay = within(2 * kBytes);
+  some_stay.resident_bytes = 3 * kBytes;
+  for (const Parameters& how : {within(0), within(5 * kBytes), some_stay}) {
+    for (const Setting& setting : some_settings()) {
+      INFO(setting.name << ", bound " << how.device_bytes);
+      Rig rig(setting);
+      const Tensors weights = make_weights(dtype);
+      rig.offloader().manage(weights, how);
+      check_equal(expected, train(weights, make(UpdateIn::kNextUse), &rig.offloader()));
+    }
+  }
+}
+
+// A weight whose first state is there, and a gradient that is at home.
+struct OneWeight {
+  explicit OneWeight(Rig& rig, UpdateIn update, at::ScalarType dtype = at::kFloat)
+      : weight((at::arange(kWidth, at::kFloat) / kWidth).to(dtype).requires_grad_()),
+        optimizer((rig.offloader().manage({weight}, within(0)), std::vector{weight}), torch::optim::AdamWOptions(0.1),
+                  update) {
+    backward(1);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+
+  void backward(double factor) const { torch::autograd::backward({(weight * factor).sin().to(at::kFloat).sum()}); }
+  [[nodiscard]] at::Tensor value() const {
+    const at::NoGradGuard no_grad;
+    return weight.clone();
+  }
+
+  at::Tensor weight;
+  AdamW optimizer;
+};
+
+TEST_CASE("whatever a program does after a step, an update at the next use is the update in step", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const std::vector<std::pair<std::string, std::function<void(OneWeight&)>>> programs{
+      {"reads", [](OneWeight&) {}},
+      {"writes its gradient", [](OneWeight& one) { one.weight.mutable_grad().mul_(100); }},
+      {"sets its gradient to zero", [](OneWeight& one) { one.optimizer.zero_grad(/*set_to_none=*/false); }},
+      {"lets go of its gradient", [](OneWeight& one) { one.weight.mutable_grad().reset(); }},
+      {"accumulates another gradient", [](OneWeight& one) { one.backward(3); }},
+      {"steps once more", [](OneWeight& one) { one.optimizer.step(); }},
+      {"changes options", [](OneWeight& one) { one.optimizer.param_groups().front().options().set_lr(7); }},
+      {"writes the weight",
+       [](OneWeight& one) {
+         const at::NoGradGuard no_grad;
+         one.weight.mul_(2);
+       }},
+      {"gives the weight another storage", [](OneWeight& one) { one.weight.set_data(at::ones_like(one.value())); }},
+      {"evaluates without gradients",
+       [](OneWeight& one) {
+         const at::NoGradGuard no_grad;
+         static_cast<void>((one.weight * 2).sum());
+       }},
+  };
+  for (const auto& [name, program] : programs) {
+    std::vector<at::Tensor> values;
+    for (const UpdateIn update : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+      INFO(name);
+      Rig rig(disk());
+      OneWeight one(rig, update, dtype);
+      one.backward(2);
+      one.optimizer.step();
+      program(one);
+      values.push_back(one.value());
+      one.backward(1);
+      one.optimizer.step();
+      values.push_back(one.value());
+    }
+    CHECK(at::equal(values[0], values[2]));
+    CHECK(at::equal(values[1], values[3]));
+    CHECK_FALSE(at::equal(values[0], values[1]));
+  }
+}
+
+TEST_CASE("a graph from before a step is refused after it, before the update, too", "[managed]") {
+  for (const UpdateIn update : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+    Rig rig(disk());
+    const OneWeight one(rig, update);
+    const at::Tensor loss = (one.weight * one.weight).sum();
+    one.backward(1);
+    const_cast<AdamW&>(one.optimizer).step();
+    CHECK_THROWS_WITH(torch::autograd::backward({loss}), Catch::Contains("modified by an inplace operation"));
+  }
+}
+
+TEST_CASE("what uses a storage while another thread updates it waits", "[managed]") {
+  Rig rig(disk());
+  OneWeight one(rig, UpdateIn::kNextUse);
+  const OneWeight expected(rig, UpdateIn::kStep);
+  for (int i = 0; i < 50; ++i) {
+    for (const OneWeight* each : {&std::as_const(one), &expected}) {
+      each->backward(1 + i);
+      const_cast<AdamW&>(each->optimizer).step();
+    }
+    const at::Tensor updated = expected.value();
+    std::vector<at::Tensor> seen(2);
+    std::thread other([&] { seen[0] = one.value(); });
+    seen[1] = one.value();
+    other.join();
+    CHECK(at::equal(seen[0], updated));
+    CHECK(at::equal(seen[1], updated));
+  }
+}
+
+TEST_CASE("an update that nobody can see any more is dropped with all it holds", "[managed]") {
+  Rig rig(disk());
+  {
+    OneWeight one(rig, UpdateIn::kNextUse);
+    one.backward(1);
+    one.optimizer.step();
+    one.optimizer.zero_grad();
+    CHECK(rig.stats().managed.tensors == 4);  // with the gradient, which the update holds
+  }
+  CHECK(rig.stats().managed.tensors == 0);
+}
+
+TEST_CASE("an update goes on without its optimizer", "[managed]") {
+  Rig rig(disk());
+  at::Tensor weight;
+  at::Tensor updated;
+  {
+    OneWeight in_step(rig, UpdateIn::kStep);
+    OneWeight one(rig, UpdateIn::kNextUse);
+    for (OneWeight* const each : {&in_step, &one}) {
+      each->backward(2);
+      each->optimizer.step();
+    }
+    updated = in_step.value();
+    weight = one.weight;
+  }
+  const at::NoGradGuard no_grad;
+  CHECK(at::equal(weight.clone(), updated));
+}
+
 TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
@@ -248,9 +393,117 @@ TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]")
     archive.load_from(stream);
     optimizer.load(archive);
     for (const auto& [key, state] : optimizer.state()) {
-      CHECK(is_managed(dynamic_cast<const AdamWState&>(*state).exp_avg));
+      CHECK(is_managed(dynamic_cast<const AdamWState&>(*state).parts.front().exp_avg));
     }
     check_equal(expected, train_without_accumulation(weights, optimizer, kSteps / 2, kSteps));
+  }
+}
+
+// As train(), from step `first` to before `last`.
+void train_on(const Tensors& weights, AdamW& optimizer, int first, int last, Offloader* offloader) {
+  for (int step = first; step < last; ++step) {
+    for (int i = 0; i < kMicroBatches; ++i) {
+      const at::Tensor input = at::arange(4 * kWidth, at::kFloat).view({4, kWidth}).sin() + 0.1 * (step + i);
+      const auto guard = offloader == nullptr ? nullptr : std::make_unique<OffloadGuard>(*offloader);
+      torch::autograd::backward({loss_of(weights, input.to(weights.front().scalar_type()))});
+    }
+    torch::nn::utils::clip_grad_norm_(weights, 1.0);
+    for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+      group.options().set_lr(1e-2 / (1 + step / 5));
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+// All that a training goes on from: copies of the weights, then of each weight's states.
+Tensors all_of(const Tensors& weights, AdamW& optimizer) {
+  const at::NoGradGuard no_grad;
+  Tensors all;
+  for (const at::Tensor& weight : weights) {
+    all.push_back(weight.clone());
+    const auto& state = dynamic_cast<const AdamWState&>(*optimizer.state().at(weight.unsafeGetTensorImpl()));
+    CHECK(state.step == kSteps);
+    for (const AdamWRows& part : state.parts) {
+      for (const at::Tensor& each : {part.exp_avg, part.exp_avg_sq, part.master}) {
+        all.push_back(each.defined() ? each.clone() : at::empty({0}));
+      }
+    }
+  }
+  return all;
+}
+
+std::string saved(const Tensors& weights, const AdamW& optimizer) {
+  const at::NoGradGuard no_grad;
+  torch::serialize::OutputArchive archive;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    archive.write("weight" + std::to_string(i), weights[i].clone());
+  }
+  torch::serialize::OutputArchive states;
+  optimizer.save(states);
+  archive.write("optimizer", states);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+void load(const std::string& bytes, const Tensors& weights, AdamW& optimizer) {
+  const at::NoGradGuard no_grad;
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    at::Tensor weight;
+    archive.read("weight" + std::to_string(i), weight);
+    at::Tensor to = weights[i];
+    to.copy_(weight);
+  }
+  torch::serialize::InputArchive states;
+  archive.read("optimizer", states);
+  optimizer.load(states);
+}
+
+TEST_CASE("training that is saved and resumed on the way ends with a resident run's weights and states", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const UpdateIn update = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
+  const Tensors plain = make_weights(dtype);
+  AdamW resident(plain, options);
+  train_on(plain, resident, 0, kSteps, nullptr);
+  const Tensors expected = all_of(plain, resident);
+
+  Parameters some_stay = within(2 * kBytes);
+  some_stay.resident_bytes = 7 * kBytes;
+  Parameters states_only = within(kBytes);
+  states_only.weights = false;
+  states_only.gradients = false;
+  Parameters no_states = within(kBytes);
+  no_states.states = false;
+  for (const Parameters& how : {within(0), within(5 * kBytes), some_stay, states_only, no_states}) {
+    for (Setting setting : some_settings()) {
+      for (const Home home : {Home::kAuto, Home::kHost}) {
+        setting.options.home = home;
+        INFO(setting.name << ", bound " << how.device_bytes << ", in memory " << (home == Home::kHost));
+        Rig rig(setting);
+        std::string checkpoint;
+        {
+          const Tensors weights = make_weights(dtype);
+          rig.offloader().manage(weights, how);
+          AdamW optimizer(weights, options, update);
+          train_on(weights, optimizer, 0, kSteps / 2, &rig.offloader());
+          checkpoint = saved(weights, optimizer);
+        }
+        const Tensors weights = make_weights(dtype);
+        rig.offloader().manage(weights, how);
+        AdamW optimizer(weights, options, update);
+        load(checkpoint, weights, optimizer);
+        train_on(weights, optimizer, kSteps / 2, kSteps, &rig.offloader());
+        check_equal(expected, all_of(weights, optimizer));
+        for (const at::Tensor& weight : weights) {
+          CHECK((how.weights || !is_away(weight)));
+        }
+      }
+    }
   }
 }
 
@@ -272,19 +525,47 @@ TEST_CASE("AdamW refuses what it cannot do") {
   CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
 }
 
-TEST_CASE("an update in parts has the bits of an update at once") {
+at::Tensor large_weight() {  // of parts of three rows and of one
+  at::manual_seed(1);
+  return at::randn({4, (1 << 22) + 5}).requires_grad_();
+}
+
+void update_once(const at::Tensor& weight, torch::optim::Optimizer& optimizer) {
+  weight.mutable_grad() = weight.detach().sin();
+  optimizer.step();
+}
+
+TEST_CASE("an update in parts has the bits of an update at once, and goes on from an archive", "[managed]") {
   const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(true);
-  const auto update = [&]<typename Optimizer>(std::type_identity<Optimizer> /*type*/) {
-    at::manual_seed(1);
-    const at::Tensor weight = at::randn({4, (1 << 22) + 5}).requires_grad_();  // parts of three rows and of one
-    Optimizer optimizer({weight}, options);
-    for (int step = 0; step < 2; ++step) {
-      weight.mutable_grad() = weight.detach().sin();
-      optimizer.step();
+  const at::Tensor plain = large_weight();
+  torch::optim::AdamW expected({plain}, options);
+  Rig rig(disk());
+  {
+    at::Tensor weight = large_weight();
+    std::ostringstream saved;
+    {
+      rig.offloader().manage({weight}, within(0));
+      AdamW optimizer({weight}, options);
+      update_once(plain, expected);
+      update_once(weight, optimizer);
+      const auto& state = dynamic_cast<const AdamWState&>(*optimizer.state().begin()->second);
+      REQUIRE(state.parts.size() == 2);
+      CHECK(is_away(state.parts[0].exp_avg));  // while the last part is here
+      torch::serialize::OutputArchive archive;
+      optimizer.save(archive);
+      archive.save_to(saved);
     }
-    return weight.detach();
-  };
-  CHECK(at::equal(update(std::type_identity<AdamW>()), update(std::type_identity<torch::optim::AdamW>())));
+    weight = weight.detach().clone().requires_grad_();
+    rig.offloader().manage({weight}, within(0));
+    AdamW optimizer({weight}, torch::optim::AdamWOptions(7));
+    std::istringstream stream(saved.str());
+    torch::serialize::InputArchive archive;
+    archive.load_from(stream);
+    optimizer.load(archive);
+    update_once(plain, expected);
+    update_once(weight, optimizer);
+    CHECK(at::equal(weight.detach(), plain.detach()));
+  }
 }
 
 TEST_CASE("so many bytes of parameters and states as are asked for stay on the device", "[managed]") {

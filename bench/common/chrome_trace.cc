@@ -1,4 +1,4 @@
-#include "bench/step/chrome_trace.h"
+#include "bench/common/chrome_trace.h"
 
 #include <algorithm>
 #include <chrono>
