@@ -27,10 +27,13 @@ class AdamW(torch.optim.Optimizer):
     Parameters of more than 16 million elements are updated in parts of so many, or of one row. Their states are in such
     parts, too, each of which comes and goes by itself: state[parameter]["parts"] has a dict for each.
 
-    update_in: "step", or "backward": then each parameter is updated as soon as its gradient is whole, and the gradient
-        is let go of, so that no more than a few gradients are alive at once. One backward pass is one step then: no
-        accumulation over micro-batches, and no clipping by the norm of all gradients. step() updates what still has a
-        gradient.
+    update_in: "step", "backward" or "next_use".
+        "backward": each parameter is updated as soon as its gradient is whole, and the gradient is let go of, so that no
+        more than a few gradients are alive at once. One backward pass is one step then: no accumulation over
+        micro-batches, and no clipping by the norm of all gradients. step() updates what still has a gradient.
+        "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
+        one of these is used next, which is mostly in the next forward pass, that computes while states come and go.
+        Nothing that a program does tells this from "step" but time, and an error in an update, which comes from that use.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
@@ -42,7 +45,7 @@ class AdamW(torch.optim.Optimizer):
     saved.
     """
 
-    _in_backward = False
+    _update_in = "step"
 
     def __init__(
         self,
@@ -54,11 +57,11 @@ class AdamW(torch.optim.Optimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
-        update_in: Literal["step", "backward"] = "step",
+        update_in: Literal["step", "backward", "next_use"] = "step",
     ) -> None:
-        if update_in not in ("step", "backward"):
-            raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step" or "backward"')
-        self._in_backward = update_in == "backward"
+        if update_in not in ("step", "backward", "next_use"):
+            raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step", "backward" or "next_use"')
+        self._update_in = update_in
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         weakref.finalize(self, _remove, self._hooks)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -72,7 +75,7 @@ class AdamW(torch.optim.Optimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        if not self._in_backward:
+        if self._update_in != "backward":
             return
         this = weakref.ref(self)
 
@@ -93,7 +96,7 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and not self._update_at_next_use(parameter, group):
                     self._update(parameter, group)
         return loss
 
@@ -129,7 +132,7 @@ class AdamW(torch.optim.Optimizer):
                 state["parts"] = parts
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._in_backward:
+        if self._update_in == "backward":
             raise TypeError('ebb: an AdamW with update_in="backward" cannot be copied or pickled; its state_dict() can')
         return super().__getstate__()
 
@@ -146,47 +149,31 @@ class AdamW(torch.optim.Optimizer):
         if gradient.is_sparse:
             raise RuntimeError("ebb: AdamW does not support sparse gradients")
         state, parts = self._state_of(parameter, group)
-        all_parts = _core.OnDevice([parameter, gradient])
-        try:
-            for rows, part in zip(_ranges(parameter), parts, strict=True):
-                one_part = _core.OnDevice([part[name] for name in _TENSORS if name in part])
-                try:
-                    self._update_rows(parameter[rows], gradient[rows], part, state["step"], group)
-                finally:
-                    one_part.end()
-        finally:
-            all_parts.end()
+        _update_parts(parameter, gradient, parts, state["step"], group)
         state["step"] += 1
 
-    @staticmethod
-    def _update_rows(
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        part: dict[str, Any],
-        steps: torch.Tensor,
-        group: dict[str, Any],
-    ) -> None:
-        master = part.get("master")
-        adamw(
-            [parameter if master is None else master],
-            [gradient if master is None else gradient.float()],
-            [part["exp_avg"]],
-            [part["exp_avg_sq"]],
-            [part["max_exp_avg_sq"]] if group["amsgrad"] else [],
-            [steps.clone()],  # adamw() adds 1
-            foreach=False,
-            fused=False,
-            has_complex=parameter.is_complex(),
-            amsgrad=group["amsgrad"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
-        if master is not None:
-            parameter.copy_(master)
+    @torch.no_grad()
+    def _update_at_next_use(self, parameter: torch.Tensor, group: dict[str, Any]) -> bool:
+        """False where the update cannot wait: some of what it takes may be used without being seen, or is new."""
+        gradient = parameter.grad
+        assert gradient is not None
+        plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
+        if self._update_in != "next_use" or not plain or gradient.is_sparse or "step" not in self.state[parameter]:
+            return False
+        state, parts = self._state_of(parameter, group)
+        others = [gradient, *(part[name] for part in parts for name in _TENSORS if name in part)]
+        held, parts = gradient.data, [{name: part[name] for name in _TENSORS if name in part} for part in parts]
+        steps, options = state["step"].clone(), {name: value for name, value in group.items() if name != "params"}
+
+        @torch.no_grad()
+        def update(target: torch.Tensor) -> None:
+            _update_parts(target, held, parts, steps, options)
+
+        waits = _core.postpone(parameter, others, update)
+        if waits:
+            state["step"] += 1
+            torch.autograd.graph.increment_version(parameter)  # as the update would
+        return waits
 
     def _state_of(
         self, parameter: torch.Tensor, group: dict[str, Any]
@@ -207,6 +194,55 @@ class AdamW(torch.optim.Optimizer):
                     zeros = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
                     part[name] = _beside(parameter, zeros)
         return state, parts
+
+
+def _update_parts(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    parts: list[dict[str, Any]],
+    steps: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    all_parts = _core.OnDevice([parameter, gradient])
+    try:
+        for rows, part in zip(_ranges(parameter), parts, strict=True):
+            one_part = _core.OnDevice([part[name] for name in _TENSORS if name in part])
+            try:
+                _update_rows(parameter[rows], gradient[rows], part, steps, options)
+            finally:
+                one_part.end()
+    finally:
+        all_parts.end()
+
+
+def _update_rows(
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    part: dict[str, Any],
+    steps: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    master = part.get("master")
+    adamw(
+        [parameter if master is None else master],
+        [gradient if master is None else gradient.float()],
+        [part["exp_avg"]],
+        [part["exp_avg_sq"]],
+        [part["max_exp_avg_sq"]] if options["amsgrad"] else [],
+        [steps.clone()],  # adamw() adds 1
+        foreach=False,
+        fused=False,
+        has_complex=parameter.is_complex(),
+        amsgrad=options["amsgrad"],
+        beta1=options["betas"][0],
+        beta2=options["betas"][1],
+        lr=options["lr"],
+        weight_decay=options["weight_decay"],
+        eps=options["eps"],
+        maximize=options["maximize"],
+    )
+    if master is not None:
+        parameter.copy_(master)
 
 
 def _ranges(parameter: torch.Tensor) -> list[Any]:

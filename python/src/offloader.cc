@@ -53,6 +53,20 @@ py::list take_trace(Offloader& offloader) {
   return result;
 }
 
+// `work` takes an alias of the target. Called on any thread.
+bool postpone_call(const at::Tensor& target, const std::vector<at::Tensor>& others, py::object work) {
+  Shared held(std::move(work));
+  const py::gil_scoped_release released;
+  return postpone(target, others, [held = std::move(held)](const at::Tensor& alias) {
+    const py::gil_scoped_acquire gil;
+    try {
+      held.get()(alias);
+    } catch (py::error_already_set& error) {
+      rethrow_for_torch(error);
+    }
+  });
+}
+
 }  // namespace
 
 void bind_offloader(py::module_& module) {
@@ -95,6 +109,7 @@ void bind_offloader(py::module_& module) {
   module.def(
       "manage_beside", [](const at::Tensor& managed, const at::Tensor& other) { manage_beside(managed, other); },
       py::arg("managed"), py::arg("other"), Released());
+  module.def("postpone", &postpone_call, py::arg("target"), py::arg("others"), py::arg("work"));
   py::class_<EnteredOnDevice, std::unique_ptr<EnteredOnDevice, DeleteWithoutGil>>(module, "OnDevice")
       .def(py::init<const std::vector<at::Tensor>&>(), py::arg("tensors"), Released())
       .def("end", &EnteredOnDevice::end, Released());

@@ -91,6 +91,82 @@ def test_an_update_in_backward_is_the_update_in_step(home, make, managed):
     assert all(each.grad is None for each in model.parameters())
 
 
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+@pytest.mark.parametrize("how", [{}, {"device_bytes": "8KiB"}, {"resident_bytes": "8KiB"}, {"states": False}])
+@pytest.mark.parametrize("elements_at_once", [1 << 24, 40])
+def test_an_update_at_the_next_use_is_the_update_in_step(monkeypatch, home, make, how, elements_at_once):
+    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", elements_at_once)
+    plain, model = make(), make()
+    expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
+    home.manage(model, minimum_bytes=0, **how)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="next_use")
+    assert_equal(train(model, optimizer, home), expected)
+
+
+PROGRAMS = {
+    "reads": lambda weight, optimizer: None,
+    "writes its gradient": lambda weight, optimizer: weight.grad.mul_(100),
+    "sets its gradient to zero": lambda weight, optimizer: optimizer.zero_grad(set_to_none=False),
+    "lets go of its gradient": lambda weight, optimizer: optimizer.zero_grad(),
+    "accumulates": lambda weight, optimizer: (weight * 3).sin().sum().backward(),
+    "steps once more": lambda weight, optimizer: optimizer.step(),
+    "changes an option": lambda weight, optimizer: optimizer.param_groups[0].update(lr=7.0),
+    "writes the weight": lambda weight, optimizer: weight.data.mul_(2),
+    "gives the weight other data": lambda weight, optimizer: setattr(weight, "data", torch.ones(16, 16)),
+    "saves and loads": lambda weight, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "ends the optimizer": lambda weight, optimizer: optimizer.state.clear(),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_program_tells_an_update_at_the_next_use_from_one_in_step(home, program):
+    seen = []
+    for update_in in ("step", "next_use"):
+        weight = (torch.arange(256.0).view(16, 16) / 256).requires_grad_()
+        home.manage([weight], minimum_bytes=0)
+        optimizer = ebb.AdamW([weight], lr=0.1, update_in=update_in)
+        for factor in (1, 2):
+            optimizer.zero_grad()
+            (weight * factor).sin().sum().backward()
+            optimizer.step()
+        PROGRAMS[program](weight, optimizer)
+        seen.append(weight.detach().clone())
+        (weight * 2).sin().sum().backward()
+        optimizer.step()
+        seen.append(weight.detach().clone())
+    assert_equal(seen[2:], seen[:2])
+
+
+def test_an_update_that_nobody_can_see_any_more_is_dropped(home):
+    weight = torch.ones(16, 16, requires_grad=True)
+    home.manage([weight], minimum_bytes=0)
+    optimizer = ebb.AdamW([weight], update_in="next_use")
+    for _ in range(2):
+        weight.sin().sum().backward()
+        optimizer.step()
+    assert home.stats().managed.tensors == 4
+    del weight, optimizer
+    gc.collect()
+    assert home.stats().managed.tensors == 0
+
+
+def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
+    weight = torch.ones(16, 16, requires_grad=True)
+    home.manage([weight], minimum_bytes=0)
+    optimizer = ebb.AdamW([weight], update_in="next_use")
+    for _ in range(2):
+        weight.sin().sum().backward()
+        optimizer.step()
+
+    def fail(*arguments, **named):
+        raise LookupError("no kernel")
+
+    monkeypatch.setattr("ebb._adamw.adamw", fail)
+    with pytest.raises(LookupError, match="no kernel"):
+        weight.sum()
+    weight.sum()
+
+
 def test_states_are_managed_beside_their_parameters(home):
     model = new_half_model()
     home.manage(model, minimum_bytes=0)
