@@ -142,7 +142,7 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
   if (stream != owner_) {
     tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
-    tier_.wait(WaitPoint::kBackAfterOut, stream, left_);
+    tier_.wait_or_block(WaitPoint::kBackAfterOut, stream, left_);
     add_user_locked(stream);
   }
   refuse_access(*storage, false);

@@ -3,10 +3,28 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include "offload/managed/observed_operations.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {
+namespace {
+
+// As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not wait.
+bool update_later(const at::Tensor& x) {
+  const bool can_fail = (!x.is_floating_point() && !x.is_complex()) || !x.is_non_overlapping_and_dense();
+  const bool waits = !can_fail && postpone(x, {}, [](at::Tensor target) {
+    const at::NoGradGuard no_grad;
+    target.mul_(0.75);
+  });
+  if (waits) {
+    torch::autograd::impl::bump_version(x);
+  }
+  return waits;
+}
+
+}  // namespace
 
 Operations write_operations() {
   constexpr Kind kind = Kind::kWrite;
@@ -46,7 +64,7 @@ Operations write_operations() {
       {"update_", kind, 1,
        [](const Tensors& x, const Numbers&) {
          const at::NoGradGuard no_grad;
-         return x[0].mul_(0.75);
+         return update_later(x[0]) ? x[0] : x[0].mul_(0.75);
        }},
   };
 }
