@@ -23,8 +23,12 @@ enum class UpdateIn : std::uint8_t {
   kBackward,
 
   // In step(), or for parameters that Offloader::manage has been given, with their gradients and states, when one of
-  // these is used next: mostly in the next forward pass, which computes while states come and go. Nothing that a
-  // program does tells this from kStep, but time, and an error in an update, which comes from that use.
+  // these is used next, on whatever thread: mostly in the next forward pass, which computes while states come and go.
+  // The update runs on the stream of step(), which must still be there, and every use is ordered behind the update. So
+  // what a program reads is what kStep gives, and the differences are: a gradient that the program lets go of lives
+  // until the update; an error in an update comes from the use (where the device has no memory for the parameter and
+  // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
+  // step(), does not see the update there.
   kNextUse,
 };
 

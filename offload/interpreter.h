@@ -8,14 +8,15 @@ namespace ebb {
 // these, once, before the first Offloader.
 //
 // Note [The interpreter's lock]
-// A policy or a checkpointed function that is written in Python takes the GIL, and ebb calls both with locks of its own
-// held: Decider::policy_mutex_, Region::run_mutex_, TieredStorage::recompute_mutex_ and SavedStep::fetch_mutex_. A
-// thread that had the GIL and waited for such a lock would wait for ever. Autograd mostly saves without the GIL, but a
-// custom Function of Python's packs and unpacks with the GIL held. So a hook releases the GIL before it takes one of
-// these four locks, and takes the GIL back when the hook is done. Code that takes only other locks, such as the end of
-// a save, keeps the GIL: nothing that takes the GIL is called under those. So a device meter, which the end of a save
-// may ask, must not be written in Python. One exception is LibTorch's: with its memory history on
-// (torch.cuda.memory._record_memory_history), its allocator takes the GIL, under TieredStorage::mutex_.
+// A policy, a checkpointed function or an optimizer's update that is written in Python takes the GIL, and ebb calls
+// these with locks of its own held: Decider::policy_mutex_, Region::run_mutex_, TieredStorage::recompute_mutex_,
+// SavedStep::fetch_mutex_ and PostponedWork::mutex_. A thread that had the GIL and waited for such a lock would wait
+// for ever. Autograd mostly saves without the GIL, but a custom Function of Python's packs and unpacks with the GIL
+// held. So a hook releases the GIL before it takes one of these five locks, and takes the GIL back when the hook is
+// done. Code that takes only other locks, such as the end of a save, keeps the GIL: nothing that takes the GIL is
+// called under those. So a device meter, which the end of a save may ask, must not be written in Python. One exception
+// is LibTorch's: with its memory history on (torch.cuda.memory._record_memory_history), its allocator takes the GIL,
+// under TieredStorage::mutex_.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.

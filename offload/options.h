@@ -30,11 +30,11 @@ enum class DiskIo : std::uint8_t {
   kThreads,  // a few threads that call pread and pwrite
 };
 
-// Where bytes live while they are off the device.
+// Where bytes live while they are off Options::device.
 enum class Home : std::uint8_t {
-  kAuto,  // in host memory beside a GPU; without a GPU on the disk
-  kHost,  // in host memory. Without a GPU that saves no memory: it is for trying out what is meant for a GPU.
-  kDisk,  // in a spill file. Without a GPU only.
+  kAuto,  // in host memory where the device is a GPU, on the disk where it is the CPU
+  kHost,  // in host memory. With the CPU that saves no memory: it is for trying out what is meant for a GPU.
+  kDisk,  // in a spill file. With the CPU only.
 };
 
 // How an Offloader works. All sizes are bytes. nullopt means that ebb chooses.
@@ -83,6 +83,7 @@ struct Options {
   // storage larger than a window that was set here is an error at the storage's first save; the error names both sizes.
   std::optional<std::uint64_t> window_bytes = std::nullopt;
 
+  // Where bytes live while they are off the device. Without effect where the caller gives a tier.
   Home home = Home::kAuto;
 
   // GPU only: how the bytes are kept in host memory and copied.

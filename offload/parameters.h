@@ -30,11 +30,10 @@ struct Parameters {
   // Which parameters of a module are managed, by their full name and the tensor; null: all.
   std::function<bool(const std::string& name, const at::Tensor& parameter)> which;
 
-  // What goes home: the parameters themselves; their gradients, each when backward has accumulated the next one; and
-  // what optimizers keep beside them.
-  bool weights = true;
-  bool gradients = true;
-  bool states = true;
+  // What goes home.
+  bool weights = true;    // the parameters themselves
+  bool gradients = true;  // each gradient when backward has accumulated the next one
+  bool states = true;     // what optimizers make of the parameters; as the first call says
 };
 
 }  // namespace ebb

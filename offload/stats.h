@@ -70,8 +70,8 @@ struct Stats {
   Count managed;
   Level managed_on_device;
   Level managed_resident;
-  // Copies to the device so far: before a use asked for the bytes, and when the use did, which then waited for the
-  // copy.
+  // Copies of managed storages to the device: those that a prefetch started, and those that a use started, and so
+  // waited for.
   Count managed_prefetched;
   Count managed_fetched_late;
 

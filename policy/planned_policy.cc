@@ -192,11 +192,20 @@ void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, const Measu
   }
   ++corrected.corrections;
   corrected.copy_slowdown *= slowdown;
-  add_other_memory(corrected.record, more_bytes);
-  make_plan_of(corrected);
-  if (corrected.plan->fits || !known->plan->fits) {
-    *known = std::move(corrected);
+  if (more_bytes > 0) {
+    Known with_more = corrected;
+    add_other_memory(with_more.record, more_bytes);
+    make_plan_of(with_more);
+    if (with_more.plan->fits) {
+      *known = std::move(with_more);
+      return;
+    }
   }
+  if (as_recorded && slowdown == 1) {
+    return;
+  }
+  make_plan_of(corrected);
+  *known = std::move(corrected);
 }
 
 std::shared_ptr<const Plan> PlannedPolicy::plan() const { return following_ == nullptr ? nullptr : following_->plan; }

@@ -74,7 +74,7 @@ class PlannedPolicy final : public Policy {
   // all recorded times scaled in proportion. If the step was still far slower than predicted, the plan is made again
   // with copies slower by the factor that explains the difference. If the peak was over the budget, the plan is made
   // again with as much more other memory as the prediction was too low: an allocator gives some tensors more than they
-  // ask for. A plan is made again at most kCorrections times, and not where the new plan would not fit.
+  // ask for; not where the new plan would not fit. A plan is made again at most kCorrections times.
   void correct(const std::shared_ptr<const Plan>& plan, const Measured& measured);
 
   // The plan that the present step follows; null if the step follows none. A storage's index in the plan is the number

@@ -146,7 +146,9 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->transform(size)
       ->group(group);
   const auto home = [] { return CLI::CheckedTransformer(kHomes).description(""); };
-  app.add_option("--manage", o.managed, "Keep weights and gradients off the device but around their uses: host or disk")
+  app.add_option(
+         "--manage", o.managed,
+         "Keep weights and gradients off the device but around their uses: host or disk, where saves then go, too")
       ->type_name("HOME")
       ->transform(home())
       ->group(group);
@@ -183,6 +185,9 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
 
 void validate_together(const TrainOptions& o) {
   validate(o.model);
+  if (o.managed_bytes && !o.managed && !o.optimizer_home) {
+    throw std::invalid_argument("--managed-bytes is the bound of what --manage and --optimizer-home move");
+  }
   if (o.managed && o.optimizer_home && o.managed != o.optimizer_home) {
     throw std::invalid_argument("--manage and --optimizer-home name two homes, and one offloader has one");
   }

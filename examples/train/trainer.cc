@@ -83,7 +83,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::manage(Offloader& offloader, const TrainOptions& options) {
   Parameters how;
-  how.device_bytes = options.managed_bytes;
+  how.device_bytes = options.managed_bytes.value_or(64 << 20);
   how.minimum_bytes = options.minimum_bytes;
   how.weights = options.managed.has_value();
   how.gradients = how.weights;

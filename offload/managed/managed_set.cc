@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <optional>
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <utility>
 
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
-#include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/interpreter.h"
 #include "streams/base/process_mark.h"
@@ -96,8 +94,9 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
     drain();
     home = residency_->tier().try_acquire(storage.nbytes());
   }
-  TORCH_CHECK(home, "ebb: there is no room for the home of a managed storage of ", human_bytes(storage.nbytes()),
-              ": Options::capacity_bytes, or the machine's memory, is used up");
+  if (!home) {
+    return nullptr;
+  }
   const MutexLock lock(mutex_);
   if (!item) {
     item = take_item();
@@ -127,7 +126,8 @@ bool ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
     is_news = note_use(*storage) || is_news;
     if (storage->is_at_home()) {
       fetched_late_.add(storage->bytes());
-      make_room(storage->bytes(), /*needed_in=*/0, CopiesHome::kMakeStreamsWait);
+      // A use gets its bytes, room or not.
+      static_cast<void>(make_room(storage->bytes(), /*needed_in=*/0, CopiesHome::kMakeStreamsWait));
     }
     bring_one(*storage, stream);
   }
@@ -138,8 +138,8 @@ void ManagedSet::prefetch() noexcept {
   const WithoutInterpreterLock without;
   try {
     static_cast<void>(prefetch_expected(CopiesHome::kBlock));
-  } catch (const std::exception& error) {  // whoever uses the bytes fetches them
-    log_warning("a managed storage could not be prefetched: " + std::string(error.what()));
+  } catch (...) {
+    log_warning("a managed storage could not be prefetched; whoever uses the bytes fetches them");
   }
 }
 
@@ -229,7 +229,7 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
     std::uint64_t ahead = 0;
     history_.expect([&](UseHistory::Item item) EBB_REQUIRES(mutex_) {
       const Stored& storage = storages_[item];
-      if (storage == nullptr) {
+      if (storage == nullptr || !storage->is_alive()) {
         return true;
       }
       ahead += storage->bytes();

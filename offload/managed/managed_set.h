@@ -65,7 +65,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] Slot make_slot();
 
   // Takes over a storage that has its bytes, and gives it a home. `slot`: null, or the place, if the storage that was
-  // there has ended. Throws c10::Error where the tier has no room.
+  // there has ended. Returns null where the tier has no room. Throws std::invalid_argument for memory that LibTorch
+  // does not own.
   [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr);
 
   // Whether a storage of so many bytes could be resident if no other were.
@@ -85,7 +86,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   void prefetch() noexcept;
 
   // Sends home what is over the bound.
-  void fit() { make_room(0, /*needed_in=*/0, CopiesHome::kMakeStreamsWait); }
+  void fit() { static_cast<void>(make_room(0, /*needed_in=*/0, CopiesHome::kMakeStreamsWait)); }
 
   // Sends home all that is not in use.
   void send_home();
@@ -104,12 +105,28 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
 
-  // Sets the figures of managed storages; sets counts to zero, and peaks to what is there.
+  // Sets the figures of managed storages.
   void add_to(Stats& stats);
+
+  // Sets counts to zero, and peaks to what is there.
   void reset_stats();
 
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
+
+  struct AtomicCount {
+    std::atomic<std::uint64_t> tensors{0};
+    std::atomic<std::uint64_t> bytes{0};
+
+    void add(std::uint64_t more_bytes) {
+      ++tensors;
+      bytes += more_bytes;
+    }
+    void reset() {
+      tensors = 0;
+      bytes = 0;
+    }
+  };
 
   struct Leaving {
     std::uint64_t number;  // of this entry alone: a storage may come back and leave again
@@ -122,7 +139,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // What to do where only copies home that are under way are in the way.
   enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
   enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
-  Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
+  [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   bool block_for_oldest();
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
@@ -137,19 +154,6 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   const Limits limits_;
   ManagedStorage::Gauges gauges_;
   Gauge resident_;
-  struct AtomicCount {
-    std::atomic<std::uint64_t> tensors{0};
-    std::atomic<std::uint64_t> bytes{0};
-
-    void add(std::uint64_t more_bytes) {
-      ++tensors;
-      bytes += more_bytes;
-    }
-    void reset() {
-      tensors = 0;
-      bytes = 0;
-    }
-  };
   AtomicCount prefetched_;
   AtomicCount fetched_late_;
   std::atomic<bool> refused_{false};

@@ -85,6 +85,17 @@ Ticket ManagedStorage::copy_home() {
   return left_;
 }
 
+bool ManagedStorage::comes_and_goes() {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const MutexLock lock(mutex_);
+  storage = storage_.lock();
+  if (!storage) {
+    return false;
+  }
+  release_if_replaced_locked(*storage);
+  return state_ != State::kReleased && !is_replaced_while_away_locked(*storage);
+}
+
 void ManagedStorage::begin_use() {
   const MutexLock lock(mutex_);
   ++uses_;

@@ -29,9 +29,9 @@ namespace ebb {
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
 //             storage cannot free what a copy still writes to.
 // kInstalled  The StorageImpl has the memory.
-// kLeaving    A copy out is under way or done, and the memory is kept until the copy is known to have succeeded, or,
-// for
-//             want of room, until the owner has waited for the copy. A use gets that memory back, behind the copy. If
+// kLeaving    A copy out is under way or done. The memory is kept until the copy is known to have succeeded or, for
+// want
+//             of room, until the owner has waited for the copy. A use gets that memory back, behind the copy. If
 //             the copy is known to have failed, as a copy to a disk may, the StorageImpl gets the memory back for good.
 // kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
 //
@@ -72,6 +72,9 @@ class ManagedStorage {
 
   // The last copy out; null before the first.
   [[nodiscard]] Ticket copy_home();
+
+  // Whether the bytes are ebb's affair: the program has the storage, and has neither resized it nor given it memory.
+  [[nodiscard]] bool comes_and_goes();
 
   // Until the matching end_use(), the bytes do not leave.
   void begin_use();

@@ -4,12 +4,9 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
-#include <optional>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -27,7 +24,7 @@
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/postponed_work.h"
-#include "streams/base/mutex.h"
+#include "offload/managed/registry.h"
 
 namespace ebb {
 namespace {
@@ -41,156 +38,6 @@ struct KeySetOf : c10::TensorImpl {
 
 c10::DispatchKeySet& key_set(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->*KeySetOf::member(); }
 
-enum class Stays : bool { kNo, kYes };
-
-// Which set manages a storage. A storage is known by identity: the weak reference keeps the StorageImpl's own address
-// from being used again.
-class Registry {
- public:
-  struct Entry {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::weak_ptr<ManagedStorage> managed;  // empty where the storage stays on the device
-    std::shared_ptr<ManagedSet> set;
-    std::shared_ptr<PostponedWork> before_use;  // null: none
-    std::optional<Gauge::Lease> resident;       // of a storage that stays on the device within the set's bound
-  };
-  struct Found {
-    std::shared_ptr<ManagedStorage> managed;
-    std::shared_ptr<ManagedSet> set;
-    std::shared_ptr<PostponedWork> before_use;
-  };
-
-  static Registry& all() {
-    static auto* const registry = new Registry;  // operations run until the process has ended
-    return *registry;
-  }
-
-  [[nodiscard]] Found find(const c10::StorageImpl* storage) {
-    const SharedLock lock(mutex_);
-    const auto known = entries_.find(storage);
-    if (known == entries_.end()) {
-      return {};
-    }
-    const Entry& entry = known->second;
-    const bool has_work = entry.before_use != nullptr && !entry.before_use->is_over();
-    return {entry.managed.lock(), entry.set, has_work ? entry.before_use : nullptr};
-  }
-
-  // Returns false unless all storages come and go.
-  bool postpone(at::TensorList tensors, const std::function<std::shared_ptr<PostponedWork>()>& make_work) {
-    for (;;) {
-      std::vector<std::shared_ptr<PostponedWork>> earlier;
-      {
-        const MutexLock lock(mutex_);
-        std::vector<Entry*> entries;
-        for (const at::Tensor& tensor : tensors) {
-          const auto known = entries_.find(tensor.storage().unsafeGetStorageImpl());
-          if (known == entries_.end() || known->second.managed.expired()) {
-            return false;
-          }
-          entries.push_back(&known->second);
-          if (const auto& work = known->second.before_use; work != nullptr && !work->has_run()) {
-            earlier.push_back(work);
-          }
-        }
-        if (earlier.empty()) {
-          const std::shared_ptr<PostponedWork> work = make_work();
-          for (Entry* const entry : entries) {
-            entry->before_use = work;
-          }
-          return true;
-        }
-      }
-      for (const std::shared_ptr<PostponedWork>& work : earlier) {
-        work->before_use();
-      }
-    }
-  }
-
-  // The set that manages a storage; null if none does.
-  [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage) {
-    const SharedLock lock(mutex_);
-    const auto known = entries_.find(storage);
-    return known == entries_.end() ? nullptr : known->second.set;
-  }
-
-  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
-           Stays stays) {
-    Garbage dead;
-    const MutexLock lock(mutex_);
-    if (entries_.size() >= look_for_dead_at_) {
-      forget_the_dead(dead);
-      look_for_dead_at_ = 2 * entries_.size() + 64;
-    }
-    if (const auto known = entries_.find(storage.unsafeGetStorageImpl()); known != entries_.end()) {
-      TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
-      return;
-    }
-    Entry entry{storage.getWeakStorageImpl(), {}, set, {}, {}};
-    if (stays == Stays::kNo && slot == nullptr && set->may_keep(storage.nbytes())) {
-      entry.resident = set->keep(storage.nbytes());
-      if (!entry.resident) {  // storages that have ended may hold the room
-        forget_the_dead(dead);
-        entry.resident = set->keep(storage.nbytes());
-      }
-    }
-    if (stays == Stays::kNo && !entry.resident) {
-      entry.managed = set->add(storage, slot);
-    }
-    entries_.emplace(storage.unsafeGetStorageImpl(), std::move(entry));
-  }
-
-  void forget_the_dead() {
-    bool is_again = true;
-    while (is_again) {  // what is dropped may have held more
-      Garbage dead;
-      const MutexLock lock(mutex_);
-      forget_the_dead(dead);
-      is_again = !dead.works.empty();
-    }
-  }
-
- private:
-  // Destroyed after the lock is released: the last reference to a set may be in here, and works hold tensors.
-  struct Garbage {
-    std::vector<Entry> entries;
-    std::vector<std::shared_ptr<PostponedWork>> works;
-
-    Garbage() = default;
-    Garbage(const Garbage&) = delete;
-    Garbage& operator=(const Garbage&) = delete;
-    ~Garbage() {
-      for (const std::shared_ptr<PostponedWork>& work : works) {
-        work->drop_if_ended();
-      }
-    }
-  };
-
-  void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_) {
-    std::set<ManagedSet*> sets;
-    for (auto entry = entries_.begin(); entry != entries_.end();) {
-      if (const auto& work = entry->second.before_use; work != nullptr && work->has_ended()) {
-        dead.works.push_back(work);
-      }
-      if (entry->second.storage.expired()) {
-        sets.insert(entry->second.set.get());
-        entry->second.resident.reset();
-        dead.entries.push_back(std::move(entry->second));
-        entry = entries_.erase(entry);
-      } else {
-        ++entry;
-      }
-    }
-    for (ManagedSet* const set : sets) {  // alive by `dead`
-      set->forget_the_dead();
-    }
-  }
-
-  SharedMutex mutex_;
-  std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
-  std::size_t look_for_dead_at_ EBB_GUARDED_BY(mutex_) = 64;  // so many entries
-};
-
 // The managed storages among an operation's arguments, in use as long as this lives.
 class Uses {
  public:
@@ -201,8 +48,8 @@ class Uses {
     for (std::size_t i = 0; i < storages_.size(); ++i) {
       storages_[i]->end_use(written_[i]);
     }
-    if (to_prefetch_ != nullptr) {
-      to_prefetch_->prefetch();
+    for (const std::shared_ptr<ManagedSet>& set : to_prefetch_) {
+      set->prefetch();
     }
   }
 
@@ -221,8 +68,8 @@ class Uses {
       return;
     }
     found.set->residency().check_process();
-    if (found.before_use != nullptr) {
-      found.before_use->before_use();
+    if (found.work != nullptr) {
+      found.work->before_use();
     }
     storages_.push_back(found.managed);
     written_.push_back(written);
@@ -248,14 +95,14 @@ class Uses {
       }
       ManagedSet& set = *sets_[begin];
       if (set.bring({storages_.data() + begin, end - begin}, set.residency().tier().current_stream())) {
-        to_prefetch_ = sets_[begin];
+        to_prefetch_.push_back(sets_[begin]);
       }
       begin = end;
     }
   }
 
  private:
-  std::shared_ptr<ManagedSet> to_prefetch_;
+  c10::SmallVector<std::shared_ptr<ManagedSet>, 1> to_prefetch_;  // when the use is over
   c10::SmallVector<bool, 4> written_;
   c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;  // destroyed after the storages
   c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
@@ -442,7 +289,7 @@ class InParts {
 };
 
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
-            Stays stays) {
+            Registry::Stays stays) {
   const c10::Device device = set->residency().tier().device();
   if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
@@ -490,11 +337,11 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
 }  // namespace
 
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  manage(set, tensor, slot, Stays::kNo);
+  manage(set, tensor, slot, Registry::Stays::kNo);
 }
 
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  manage(set, tensor, /*slot=*/nullptr, Stays::kYes);
+  manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes);
 }
 
 void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
@@ -523,18 +370,6 @@ void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
   }
 }
 
-bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
-  std::vector<at::Tensor> all = others.vec();
-  all.push_back(target);
-  if (!std::ranges::all_of(all, [](const at::Tensor& each) { return is_managed(each) && each.has_storage(); })) {
-    return false;
-  }
-  const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
-  return set != nullptr && Registry::all().postpone(all, [&] {
-    return std::make_shared<PostponedWork>(set->shared_residency(), target, std::move(work));
-  });
-}
-
 class OnDevice::Uses : public ebb::Uses {};
 
 OnDevice::OnDevice(at::TensorList tensors) : uses_(std::make_unique<Uses>()) {
@@ -545,6 +380,24 @@ OnDevice::OnDevice(at::TensorList tensors) : uses_(std::make_unique<Uses>()) {
 }
 
 OnDevice::~OnDevice() = default;
+
+bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
+  std::vector<at::Tensor> all = others.vec();
+  all.push_back(target);
+  if (!std::ranges::all_of(all, [](const at::Tensor& each) { return is_managed(each) && each.has_storage(); })) {
+    return false;
+  }
+  const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
+  if (set == nullptr) {
+    return false;
+  }
+  TORCH_CHECK(!set->residency().tier().captures(), "ebb: an update of a managed tensor cannot be part of a CUDA graph");
+  constexpr PostponedWork::Bring kBring = [](at::TensorList tensors) -> std::shared_ptr<const void> {
+    return std::make_shared<OnDevice>(tensors);
+  };
+  return Registry::all().postpone(
+      all, std::make_shared<PostponedWork>(set->shared_residency(), target, others, kBring, std::move(work)));
+}
 
 void forget_ended_storages() { Registry::all().forget_the_dead(); }
 

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Tensor.h>
 
 #include "offload/managed/managed_set.h"
+#include "offload/managed/postponed_work.h"
 
 namespace ebb {
 
@@ -37,8 +37,8 @@ void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, co
 // As manage(), for a tensor whose storage stays where it is, and gets no home: the set manages only what belongs to it.
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
 
-// The same, but where the set has no room for the tensor's home, the tensor stays, which costs memory only. The set's
-// first such refusal is logged.
+// As the first manage(), but where the set has no room for the tensor's home, the tensor stays, which costs memory
+// only. The set's first such refusal is logged.
 void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor,
                    const ManagedSet::Slot& slot = nullptr);
 
@@ -46,14 +46,11 @@ void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
 // nothing that the set takes.
 void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 
-// Puts work on these tensors off until any of them, or of their storages' other tensors, is used next (PostponedWork).
-// Returns false, and does nothing, unless all of them are managed and come and go: then no use can be missed. Work on
-// them that was put off before is done first, and throws.
-//
-// The work gets an alias of `target`, and must hold aliases of the others, such as variable_data(): the program may
-// give its tensors other storages meanwhile.
-[[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others,
-                            std::function<void(const at::Tensor& target)> work);
+// Puts work on these tensors off until any of them, or of their storages' other tensors, is used next (PostponedWork
+// has the contract). Returns false, and does nothing, unless all of them are managed and come and go: then no use can
+// be missed. Work on them that was put off before is done first, and throws. Throws c10::Error in a CUDA graph's
+// capture.
+[[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work);
 
 // Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
 // is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter.

@@ -1,18 +1,40 @@
 #include "offload/managed/postponed_work.h"
 
+#include <algorithm>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 
 #include "offload/interpreter.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
+namespace {
+
+// The calling thread's state is that of a new thread, without gradients.
+class PlainState {
+ public:
+  PlainState() = default;
+  PlainState(const PlainState&) = delete;
+  PlainState& operator=(const PlainState&) = delete;
+
+ private:
+  const c10::InferenceMode no_inference_{false};
+  const c10::impl::ForceDispatchKeyGuard no_modes_{c10::default_included_set, c10::default_excluded_set};
+  const at::NoGradGuard no_grad_;
+};
+
+}  // namespace
 
 WeakAlias::WeakAlias(const at::Tensor& tensor)
     : storage_(tensor.storage().getWeakStorageImpl()),
+      options_(tensor.options()),
       keys_(tensor.key_set()),
       dtype_(tensor.dtype()),
       sizes_(tensor.sizes().vec()),
@@ -29,20 +51,29 @@ std::optional<at::Tensor> WeakAlias::lock() const {
   return at::Tensor(std::move(alias));
 }
 
-PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, Work work)
+at::Tensor WeakAlias::stand_in() const { return at::empty_strided(sizes_, strides_, options_); }
+
+PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others,
+                             Bring bring, Work work)
     : residency_(std::move(residency)),
       target_(target),
+      bring_(bring),
       stream_(residency_->tier().current_stream()),
-      work_(std::move(work)) {}
+      held_{std::move(work), {}, {}} {
+  for (const at::Tensor& other : others) {
+    held_.others.push_back(other.variable_data());
+  }
+}
 
 void PostponedWork::before_use() {
   if (is_over_ || runner_ == std::this_thread::get_id()) {
     return;
   }
+  Held held;                             // destroyed after the lock is released: other people's code may run then
   const WithoutInterpreterLock without;  // the work may be written in Python
   const MutexLock lock(mutex_);
-  if (work_ != nullptr) {
-    run_locked();
+  if (!has_run_) {
+    run_locked(held);
   }
   Tier& tier = residency_->tier();
   if (const c10::Stream stream = tier.current_stream(); stream != stream_) {
@@ -51,36 +82,42 @@ void PostponedWork::before_use() {
   is_over_ = is_done(done_);
 }
 
-void PostponedWork::drop_if_ended() {
-  Work dropped;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  if (work_ != nullptr && target_.has_ended()) {
-    dropped = std::exchange(work_, nullptr);
-    has_run_ = true;
-    is_over_ = true;
-  }
-}
-
-void PostponedWork::run_locked() {
-  const Work work = std::exchange(work_, nullptr);
+void PostponedWork::run_locked(Held& held) {
   runner_ = std::this_thread::get_id();
-  const auto leave = c10::make_scope_exit([&] {
-    runner_ = std::thread::id();
-    has_run_ = true;
-  });
-  const std::optional<at::Tensor> target = target_.lock();
-  if (!target) {
-    return;
-  }
-  const at::ThreadLocalStateGuard as_then(state_);
+  const auto leave = c10::make_scope_exit([&] { runner_ = std::thread::id(); });
+  const PlainState plain;
   const c10::StreamGuard there(stream_);
+  std::optional<at::Tensor> target = target_.lock();
+  held.target = target ? *std::move(target) : target_.stand_in();
+  std::vector<at::Tensor> first{held.target};
+  if (!held_.others.empty()) {
+    first.push_back(held_.others.front());
+  }
+  const std::shared_ptr<const void> here = bring_(first);
+  held.work = std::exchange(held_.work, nullptr);
+  held.others = std::exchange(held_.others, {});
+  has_run_ = true;
   try {
-    work(*target);
+    held.work(held.target, held.others);
   } catch (...) {
     done_ = residency_->tier().record(stream_);  // of what the work has begun
     throw;
   }
   done_ = residency_->tier().record(stream_);
+}
+
+bool PostponedWork::drop_if_unseen() {
+  Held dropped;  // destroyed after the lock is released
+  const WithoutInterpreterLock without;
+  const MutexLock lock(mutex_);
+  const auto is_seen = [](const at::Tensor& other) { return other.storage().use_count() > 1; };
+  if (!has_lost_target() || std::ranges::any_of(held_.others, is_seen)) {
+    return false;
+  }
+  dropped = std::exchange(held_, {});
+  has_run_ = true;
+  is_over_ = true;
+  return true;
 }
 
 }  // namespace ebb

@@ -127,7 +127,8 @@ void AdamWState::serialize(torch::serialize::InputArchive& archive) {
   c10::IValue steps;
   archive.read("step", steps);
   step = steps.toInt();
-  AdamWRows& whole = parts.emplace_back();
+  parts.assign(1, {});
+  AdamWRows& whole = parts.front();
   for (const auto& [name, tensor] : kTensors) {
     archive.try_read(name, whole.*tensor);
   }
@@ -206,6 +207,8 @@ AdamWState& AdamW::state_of(const at::Tensor& parameter, const AdamWOptions& opt
   }
   auto state = std::make_unique<AdamWState>();
   const at::TensorOptions kind = needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
+  const at::Tensor read = needs_master(parameter) ? parameter : at::Tensor();
+  const OnDevice all_parts(at::TensorList{read});
   for (const RowRange& range : parts_of(parameter)) {
     const at::Tensor rows = range.of(parameter.detach());
     const auto zeros = [&] {
@@ -247,19 +250,26 @@ bool AdamW::update_at_next_use(const at::Tensor& parameter, const AdamWOptions& 
   }
   auto& state = static_cast<AdamWState&>(*known->second);
   std::vector<at::Tensor> others{gradient};
-  for (const AdamWRows& part : state.parts) {
-    for (const auto& [name, tensor] : kTensors) {
-      if ((part.*tensor).defined()) {
-        others.push_back(part.*tensor);
-      }
+  std::vector<TensorOfRows> names;  // of the tensors that each part has
+  for (const auto& [name, tensor] : kTensors) {
+    if ((state.parts.front().*tensor).defined()) {
+      names.push_back(tensor);
     }
   }
-  const bool waits = postpone(
-      parameter, others,
-      [from = gradient.variable_data(), parts = state.parts, options, step = state.step + 1](const at::Tensor& target) {
-        const at::NoGradGuard no_grad;
-        ebb::update(target, from, parts, options, step);
-      });
+  for (const AdamWRows& part : state.parts) {
+    for (const TensorOfRows name : names) {
+      others.push_back(part.*name);
+    }
+  }
+  const bool waits =
+      postpone(parameter, others,
+               [names, options, step = state.step + 1](const at::Tensor& target, const std::vector<at::Tensor>& taken) {
+                 std::vector<AdamWRows> parts((taken.size() - 1) / names.size());
+                 for (std::size_t i = 1; i < taken.size(); ++i) {
+                   parts[(i - 1) / names.size()].*names[(i - 1) % names.size()] = taken[i];
+                 }
+                 ebb::update(target, taken.front(), parts, options, step);
+               });
   if (waits) {
     state.step += 1;
     torch::autograd::impl::bump_version(parameter);  // as the update would
@@ -280,18 +290,18 @@ void AdamW::load(torch::serialize::InputArchive& archive) {
         continue;
       }
       auto& state = static_cast<AdamWState&>(*known->second);
-      const AdamWRows whole = std::move(state.parts.front());
-      state.parts.clear();
+      std::vector<AdamWRows> parts;
       for (const RowRange& range : parts_of(parameter)) {
-        AdamWRows& part = state.parts.emplace_back();
+        AdamWRows& part = parts.emplace_back();
         for (const auto& [name, tensor] : kTensors) {
-          if (const at::Tensor& from = whole.*tensor; from.defined()) {
+          if (const at::Tensor& from = state.parts.front().*tensor; from.defined()) {
             part.*tensor = range.of(from).to(from.options().device(parameter.device()), /*non_blocking=*/false,
                                              /*copy=*/true);
             manage_beside(parameter, part.*tensor);
           }
         }
       }
+      state.parts = std::move(parts);
     }
   }
 }

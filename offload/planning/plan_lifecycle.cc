@@ -102,7 +102,20 @@ void PlanLifecycle::learn(const std::shared_ptr<const Plan>& plan, const StepRec
   } else if (measured_.plan == plan) {
     measured_.cost = recorder.cost();
     policy_->correct(measured_.plan, {record.end_ms, measured_.cost->ms, measured_.cost->peak_bytes});
+    warn_if_over_budget();
   }
+}
+
+// Where the plan that was measured stays.
+void PlanLifecycle::warn_if_over_budget() {
+  const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
+  const std::optional<PlannedPolicy::Known> known = policy_->last_plan();
+  const bool stays = known && known->plan == measured_.plan && known->plan->fits;
+  if (budget == nullptr || !stays || measured_.cost->peak_bytes <= budget->bytes || std::exchange(warned_, true)) {
+    return;
+  }
+  log_warning("Options::device_budget is " + human_bytes(budget->bytes) + ", and a step that followed the plan took " +
+              human_bytes(measured_.cost->peak_bytes) + ": more than was predicted, and no plan takes less.");
 }
 
 std::optional<PlanReport> PlanLifecycle::report() const {

@@ -61,6 +61,7 @@ class PlanLifecycle {
   };
 
   void count_unrecorded();
+  void warn_if_over_budget();
   void check(const Plan& plan);
 
   const std::shared_ptr<PlannedPolicy> policy_;

@@ -32,8 +32,10 @@ class AdamW(torch.optim.Optimizer):
         more than a few gradients are alive at once. One backward pass is one step then: no accumulation over
         micro-batches, and no clipping by the norm of all gradients. step() updates what still has a gradient.
         "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
-        one of these is used next, which is mostly in the next forward pass, that computes while states come and go.
-        Nothing that a program does tells this from "step" but time, and an error in an update, which comes from that use.
+        one of these is used next, on whatever thread: mostly in the next forward pass, which computes while states come
+        and go. What a program reads is what "step" gives. A gradient that the program lets go of lives until the update;
+        an error in an update comes from the use; a profiler, or a mode that is active around step(), does not see the
+        update there.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
@@ -161,13 +163,15 @@ class AdamW(torch.optim.Optimizer):
         if self._update_in != "next_use" or not plain or gradient.is_sparse or "step" not in self.state[parameter]:
             return False
         state, parts = self._state_of(parameter, group)
-        others = [gradient, *(part[name] for part in parts for name in _TENSORS if name in part)]
-        held, parts = gradient.data, [{name: part[name] for name in _TENSORS if name in part} for part in parts]
+        names = [[name for name in _TENSORS if name in part] for part in parts]
+        others = [gradient, *(part[name] for part, known in zip(parts, names, strict=True) for name in known)]
         steps, options = state["step"].clone(), {name: value for name, value in group.items() if name != "params"}
 
-        @torch.no_grad()
-        def update(target: torch.Tensor) -> None:
-            _update_parts(target, held, parts, steps, options)
+        def update(target: torch.Tensor, taken: list[torch.Tensor]) -> None:
+            tensors = iter(taken)
+            from_gradient = next(tensors)
+            taken_parts = [{name: next(tensors) for name in known} for known in names]
+            _update_parts(target, from_gradient, taken_parts, steps, options)
 
         waits = _core.postpone(parameter, others, update)
         if waits:

@@ -217,7 +217,9 @@ class OnDevice:
     def end(self) -> None: ...
 
 def postpone(
-    target: torch.Tensor, others: Sequence[torch.Tensor], work: Callable[[torch.Tensor], None]
+    target: torch.Tensor,
+    others: Sequence[torch.Tensor],
+    work: Callable[[torch.Tensor, list[torch.Tensor]], None],
 ) -> bool: ...
 def manage_beside(managed: torch.Tensor, other: torch.Tensor) -> None: ...
 

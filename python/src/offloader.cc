@@ -53,18 +53,19 @@ py::list take_trace(Offloader& offloader) {
   return result;
 }
 
-// `work` takes an alias of the target. Called on any thread.
+// `work` takes the target and a list of the others. Called on any thread.
 bool postpone_call(const at::Tensor& target, const std::vector<at::Tensor>& others, py::object work) {
   Shared held(std::move(work));
   const py::gil_scoped_release released;
-  return postpone(target, others, [held = std::move(held)](const at::Tensor& alias) {
-    const py::gil_scoped_acquire gil;
-    try {
-      held.get()(alias);
-    } catch (py::error_already_set& error) {
-      rethrow_for_torch(error);
-    }
-  });
+  return postpone(target, others,
+                  [held = std::move(held)](const at::Tensor& there, const std::vector<at::Tensor>& taken) {
+                    const py::gil_scoped_acquire gil;
+                    try {
+                      held.get()(there, taken);
+                    } catch (py::error_already_set& error) {
+                      rethrow_for_torch(error);
+                    }
+                  });
 }
 
 }  // namespace

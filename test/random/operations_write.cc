@@ -11,13 +11,12 @@
 namespace ebb::graphs {
 namespace {
 
-// As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not wait.
+// As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not
+// wait.
 bool update_later(const at::Tensor& x) {
   const bool can_fail = (!x.is_floating_point() && !x.is_complex()) || !x.is_non_overlapping_and_dense();
-  const bool waits = !can_fail && postpone(x, {}, [](at::Tensor target) {
-    const at::NoGradGuard no_grad;
-    target.mul_(0.75);
-  });
+  const bool waits =
+      !can_fail && postpone(x, {}, [](at::Tensor target, const Tensors& /*others*/) { target.mul_(0.75); });
   if (waits) {
     torch::autograd::impl::bump_version(x);
   }

@@ -77,6 +77,8 @@ TEST_CASE("flags with unusable values are usage errors that name the flag", "[tr
   check_usage_error(train("--manage tape"), "--manage");
   check_refused(train("--manage host --optimizer-home disk"),
                 "--manage and --optimizer-home name two homes, and one offloader has one");
+  check_refused(train("--managed-bytes 1MB"),
+                "--managed-bytes is the bound of what --manage and --optimizer-home move");
   check_usage_error(train("--colour red"), "--colour");
   for (const char* const budget : {"half", "1.5", "0", "nan", "''"}) {
     check_usage_error(train(std::string("--device-budget ") + budget), "is neither a share in (0, 1] nor a size");

@@ -165,6 +165,34 @@ TEST_CASE("an update at the next use is seen on every stream", "[managed][gpu]")
   check_equal(update_and_use(UpdateIn::kStep), update_and_use(UpdateIn::kNextUse));
 }
 
+TEST_CASE("an update at the next use runs on the stream of its step", "[managed][gpu]") {
+  Offloader offloader(gpu_options());
+  const Tensors weights = make_weights();
+  offloader.manage(weights, within(100 * kBytes));
+  AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), UpdateIn::kNextUse);
+  const at::Tensor input = at::ones({64, kWidth}, kGpu);
+  for (int step = 0; step < 2; ++step) {
+    torch::autograd::backward({forward(weights, input)});
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  const at::NoGradGuard no_grad;
+  Tensors late;
+  {
+    const c10::cuda::CUDAStreamGuard stream(test::other_stream());
+    test::spin();  // what runs on this stream comes later than what the default stream does below
+    for (const at::Tensor& weight : weights) {
+      late.push_back(weight * 2);
+    }
+  }
+  Tensors now;
+  for (const at::Tensor& weight : weights) {
+    now.push_back(weight * 2);
+  }
+  c10::cuda::device_synchronize();
+  check_equal(now, late);
+}
+
 TEST_CASE("a managed parameter that two streams use is right on both", "[managed][gpu]") {
   Offloader offloader(gpu_options());
   const Tensors plain = make_weights();

@@ -55,8 +55,10 @@ class ManagedWorld : public OrderingWorld {
   // Puts off a write on the current stream.
   std::shared_ptr<PostponedWork> postpone_write(std::size_t which, float value) {
     return std::make_shared<PostponedWork>(
-        runtime->shared_residency(), tensors_[which],
-        [this, which, value, stream = SimulatedStreamGuard::current()](const at::Tensor& /*target*/) {
+        runtime->shared_residency(), tensors_[which], at::TensorList(),
+        [](at::TensorList) { return std::shared_ptr<const void>(); },
+        [this, which, value, stream = SimulatedStreamGuard::current()](const at::Tensor&,
+                                                                       const std::vector<at::Tensor>&) {
           const SimulatedStreamGuard there(stream);  // c10's guards know no such
           write(which, value);
         });

@@ -12,6 +12,9 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -25,7 +28,9 @@
 #include "offload/adamw.h"
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
+#include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
+#include "streams/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
@@ -275,7 +280,25 @@ TEST_CASE("whatever a program does after a step, an update at the next use is th
          const at::NoGradGuard no_grad;
          one.weight.mul_(2);
        }},
-      {"gives the weight another storage", [](OneWeight& one) { one.weight.set_data(at::ones_like(one.value())); }},
+      {"gives the weight another storage",
+       [](OneWeight& one) { one.weight.set_data(at::ones({kWidth}, one.weight.options())); }},
+      {"gives the storage other sizes",
+       [](OneWeight& one) {
+         at::Tensor data = one.weight.data();
+         data.resize_({2 * kWidth});
+         data.resize_({kWidth});
+       }},
+      {"evaluates in inference mode",
+       [](OneWeight& one) {
+         const c10::InferenceMode inference;
+         static_cast<void>((one.weight * 2).sum());
+       }},
+      {"evaluates under autocast",
+       [](OneWeight& one) {
+         at::autocast::set_autocast_enabled(at::kCPU, true);
+         const auto off = c10::make_scope_exit([] { at::autocast::set_autocast_enabled(at::kCPU, false); });
+         static_cast<void>((one.weight * 2).sum());
+       }},
       {"evaluates without gradients",
        [](OneWeight& one) {
          const at::NoGradGuard no_grad;
@@ -342,6 +365,71 @@ TEST_CASE("an update that nobody can see any more is dropped with all it holds",
     CHECK(rig.stats().managed.tensors == 4);  // with the gradient, which the update holds
   }
   CHECK(rig.stats().managed.tensors == 0);
+}
+
+TEST_CASE("states that the program holds are updated without their parameter", "[managed]") {
+  Tensors found;
+  for (const UpdateIn update : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+    Rig rig(disk());
+    at::Tensor moment;
+    {
+      OneWeight one(rig, update, at::kBFloat16);
+      one.backward(2);
+      one.optimizer.step();
+      moment = dynamic_cast<const AdamWState&>(*one.optimizer.state().begin()->second).parts.front().exp_avg;
+    }
+    CHECK(rig.stats().managed.tensors > 0);  // looks for what has ended
+    found.push_back(moment.clone());
+    moment.reset();
+    CHECK(rig.stats().managed.tensors == 0);
+  }
+  CHECK(at::equal(found[0], found[1]));
+}
+
+TEST_CASE("homes of updates that nobody can see any more are given to others", "[managed]") {
+  Setting setting = disk();
+  setting.options.capacity_bytes = 5 * kBytes;
+  Rig rig(setting);
+  {
+    const at::Tensor weight = at::ones({kWidth, kWidth}).requires_grad_();
+    rig.offloader().manage({weight}, within(0));
+    AdamW optimizer({weight}, {}, UpdateIn::kNextUse);
+    for (int step = 0; step < 2; ++step) {
+      torch::autograd::backward({weight.sin().sum()});
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  }
+  const at::Tensor other = at::ones({5 * kWidth, kWidth});
+  rig.offloader().manage({other}, within(0));
+  CHECK(is_away(other));
+}
+
+TEST_CASE("an update that throws half-way is over, and one for which there is no room is tried again", "[managed]") {
+  Rig rig(disk());
+  const at::Tensor target = at::ones({kWidth});
+  const at::Tensor other = at::ones({kWidth});
+  rig.offloader().manage({target, other}, within(0));
+  int runs = 0;
+  const auto work = [&](at::Tensor to, const Tensors& others) {
+    to.add_(others.front());
+    if (++runs == 1) {
+      throw std::runtime_error("half-way");
+    }
+  };
+  REQUIRE(postpone(target, {other}, work));
+  CHECK_THROWS_WITH(target.sum(), "half-way");
+  CHECK(target.sum().item<float>() == 2 * kWidth);
+  CHECK(runs == 1);
+  REQUIRE(postpone(target, {other}, work));
+  rig.offloader().manage({at::ones({kWidth})}, within(0));  // sends the others home
+  {
+    const PlannedFault refused(FaultPoint::kDeviceAllocation, 1, FaultPlan::Extent::kFromThenOn);
+    CHECK_THROWS_AS(target.sum(), c10::OutOfMemoryError);
+  }
+  CHECK(runs == 1);
+  CHECK(target.sum().item<float>() == 3 * kWidth);
+  CHECK(runs == 2);
 }
 
 TEST_CASE("an update goes on without its optimizer", "[managed]") {
@@ -482,6 +570,9 @@ TEST_CASE("training that is saved and resumed on the way ends with a resident ru
   for (const Parameters& how : {within(0), within(5 * kBytes), some_stay, states_only, no_states}) {
     for (Setting setting : some_settings()) {
       for (const Home home : {Home::kAuto, Home::kHost}) {
+        if (home == Home::kHost && setting.schedule) {
+          continue;  // a simulated tier is its own home
+        }
         setting.options.home = home;
         INFO(setting.name << ", bound " << how.device_bytes << ", in memory " << (home == Home::kHost));
         Rig rig(setting);

@@ -1,0 +1,149 @@
+#include "offload/managed/registry.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include "offload/base/human_bytes.h"
+
+namespace ebb {
+
+Registry& Registry::all() {
+  static auto* const registry = new Registry;  // operations run until the process has ended
+  return *registry;
+}
+
+Registry::Found Registry::find(const c10::StorageImpl* storage) {
+  const SharedLock lock(mutex_);
+  const auto known = entries_.find(storage);
+  if (known == entries_.end()) {
+    return {};
+  }
+  const Entry& entry = known->second;
+  const bool has_work = entry.work != nullptr && !entry.work->is_over();
+  return {entry.managed.lock(), entry.set, has_work ? entry.work : nullptr};
+}
+
+std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
+  const SharedLock lock(mutex_);
+  const auto known = entries_.find(storage);
+  return known == entries_.end() ? nullptr : known->second.set;
+}
+
+void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
+                   Stays stays) {
+  if (try_to_add(storage, set, slot, stays)) {
+    return;
+  }
+  forget_the_dead();  // works that nobody can see may hold homes
+  TORCH_CHECK(try_to_add(storage, set, slot, stays), "ebb: there is no room for the home of a managed storage of ",
+              human_bytes(storage.nbytes()), ": Options::capacity_bytes, or the machine's memory, is used up");
+}
+
+// Returns false where there is no room.
+bool Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                          const ManagedSet::Slot& slot, Stays stays) {
+  Garbage dead;
+  const MutexLock lock(mutex_);
+  if (entries_.size() >= look_for_dead_at_) {
+    forget_the_dead(dead);
+    look_for_dead_at_ = 2 * entries_.size() + 64;
+  }
+  Entry entry{storage.getWeakStorageImpl(), set};
+  const auto known = entries_.find(storage.unsafeGetStorageImpl());
+  if (known != entries_.end()) {
+    TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
+    if (known->second.resident || !known->second.managed.expired()) {
+      return true;
+    }
+  }
+  if (stays == Stays::kNo && slot == nullptr && set->may_keep(storage.nbytes())) {
+    entry.resident = set->keep(storage.nbytes());
+    if (!entry.resident) {  // storages that have ended may hold the room
+      forget_the_dead(dead);
+      entry.resident = set->keep(storage.nbytes());
+    }
+  }
+  if (stays == Stays::kNo && !entry.resident) {
+    const std::shared_ptr<ManagedStorage> managed = set->add(storage, slot);
+    if (managed == nullptr) {
+      return false;
+    }
+    entry.managed = managed;
+  }
+  entries_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(entry));
+  return true;
+}
+
+bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work) {
+  std::vector<std::shared_ptr<PostponedWork>> done;  // and the current stream is ordered behind them
+  for (;;) {
+    std::vector<std::shared_ptr<PostponedWork>> replaced;  // destroyed after the lock is released
+    const auto before = done.size();
+    {
+      const MutexLock lock(mutex_);
+      std::vector<Entry*> entries;
+      for (const at::Tensor& tensor : tensors) {
+        const auto known = entries_.find(tensor.storage().unsafeGetStorageImpl());
+        const std::shared_ptr<ManagedStorage> managed =
+            known == entries_.end() ? nullptr : known->second.managed.lock();
+        if (managed == nullptr || !managed->comes_and_goes()) {
+          return false;
+        }
+        entries.push_back(&known->second);
+        const std::shared_ptr<PostponedWork>& left = known->second.work;
+        if (left != nullptr && !left->is_over() && std::ranges::find(done, left) == done.end()) {
+          done.push_back(left);
+        }
+      }
+      if (done.size() == before) {
+        for (Entry* const entry : entries) {
+          replaced.push_back(std::exchange(entry->work, work));
+        }
+        return true;
+      }
+    }
+    for (std::size_t i = before; i < done.size(); ++i) {
+      done[i]->before_use();
+    }
+  }
+}
+
+void Registry::forget_the_dead() {
+  for (bool is_again = true; is_again;) {  // what is dropped may have held more
+    Garbage dead;
+    {
+      const MutexLock lock(mutex_);
+      forget_the_dead(dead);
+    }
+    is_again = false;
+    for (const std::shared_ptr<PostponedWork>& work : dead.without_target) {
+      is_again = work->drop_if_unseen() || is_again;
+    }
+  }
+}
+
+void Registry::forget_the_dead(Garbage& dead) {
+  std::set<ManagedSet*> sets;
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    if (const auto& work = entry->second.work; work != nullptr && work->has_lost_target()) {
+      dead.without_target.push_back(work);
+    }
+    if (entry->second.storage.expired()) {
+      sets.insert(entry->second.set.get());
+      entry->second.resident.reset();
+      dead.entries.push_back(std::move(entry->second));
+      entry = entries_.erase(entry);
+    } else {
+      ++entry;
+    }
+  }
+  for (ManagedSet* const set : sets) {  // alive by `dead`
+    set->forget_the_dead();
+  }
+}
+
+}  // namespace ebb

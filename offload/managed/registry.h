@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/ATen_fwd.h>
+#include <c10/core/Storage.h>
+
+#include "offload/managed/managed_set.h"
+#include "offload/managed/managed_storage.h"
+#include "offload/managed/postponed_work.h"
+#include "offload/report/gauge.h"
+#include "streams/base/mutex.h"
+
+namespace ebb {
+
+// Which set manages a storage, and what is to be done before its next use. A storage is known by identity: the weak
+// reference keeps the StorageImpl's own address from being used again.
+//
+// Threads: every member may be called from any thread.
+class Registry {
+ public:
+  enum class Stays : bool { kNo, kYes };
+
+  struct Found {
+    std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
+    std::shared_ptr<ManagedSet> set;          // null where the storage is not known
+    std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
+  };
+
+  static Registry& all();
+
+  [[nodiscard]] Found find(const c10::StorageImpl* storage);
+
+  // The set that manages a storage; null if none does.
+  [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage);
+
+  // Has the set manage the storage, or with kYes only what belongs to it: the storage then stays where it is. A storage
+  // that stayed so far may be given a home later; nothing else is changed by a second call. `slot`: as for
+  // ManagedSet::add. Throws c10::Error where another set manages the storage, or where there is no room for its home.
+  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
+           Stays stays);
+
+  // Has the work done before the next use of any of these tensors' storages. Work that was left before is done first,
+  // and throws. Returns false, and does nothing, unless all of the storages are known, and come and go.
+  [[nodiscard]] bool postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work);
+
+  // Lets go of what belongs to storages that have ended.
+  void forget_the_dead();
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::shared_ptr<ManagedSet> set;
+    std::weak_ptr<ManagedStorage> managed{};    // empty where the storage stays on the device
+    std::optional<Gauge::Lease> resident = {};  // of a storage that stays there within the set's bound
+    std::shared_ptr<PostponedWork> work = {};   // before the next use; null: none
+  };
+
+  // What is to be destroyed after the lock is released: the last reference to a set may be in here.
+  struct Garbage {
+    std::vector<Entry> entries;
+    std::vector<std::shared_ptr<PostponedWork>> without_target;
+  };
+
+  [[nodiscard]] bool try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                                const ManagedSet::Slot& slot, Stays stays);
+  void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_);
+
+  SharedMutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
+  std::size_t look_for_dead_at_ EBB_GUARDED_BY(mutex_) = 64;  // so many entries
+};
+
+}  // namespace ebb
