@@ -40,7 +40,7 @@ class AdamW(torch.optim.Optimizer):
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
     weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
-    around step() do not enclose the updates, and neither torch.amp.GradScaler nor a reentrant checkpoint may be used.
+    around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor DistributedDataParallel may be used.
 
     Raises ValueError for options out of their range, and RuntimeError for sparse gradients. Where the device's memory does
     not suffice, step() raises torch.OutOfMemoryError with some parameters updated and others not: go on from what was
@@ -118,6 +118,9 @@ class AdamW(torch.optim.Optimizer):
             number: {name: copy.deepcopy(value) for name, value in state.items() if name not in _TENSORS}
             for number, state in state_dict["state"].items()
         }
+        for state in others.values():
+            if "step" in state and not isinstance(state["step"], torch.Tensor):  # as old checkpoints of torch's have it
+                state["step"] = torch.tensor(float(state["step"]), dtype=_type_of_steps())
         super().load_state_dict({**state_dict, "state": others})
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -165,7 +168,7 @@ class AdamW(torch.optim.Optimizer):
         state, parts = self._state_of(parameter, group)
         names = [[name for name in _TENSORS if name in part] for part in parts]
         others = [gradient, *(part[name] for part, known in zip(parts, names, strict=True) for name in known)]
-        steps, options = state["step"].clone(), {name: value for name, value in group.items() if name != "params"}
+        steps, options = state["step"].clone(), _as_of_now(group)
 
         def update(target: torch.Tensor, taken: list[torch.Tensor]) -> None:
             tensors = iter(taken)
@@ -198,6 +201,13 @@ class AdamW(torch.optim.Optimizer):
                     zeros = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
                     part[name] = _beside(parameter, zeros)
         return state, parts
+
+
+def _as_of_now(group: dict[str, Any]) -> dict[str, Any]:
+    """The group's options, none of which changes when the program writes to the group's tensors and lists."""
+    options = {name: value for name, value in group.items() if name != "params"}
+    options["betas"] = tuple(options["betas"])
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
 
 
 def _update_parts(

@@ -203,7 +203,7 @@ class Offloader:
 
     def manage(
         self,
-        what: torch.nn.Module | Iterable[torch.Tensor],
+        what: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
         *,
         device_bytes: Size = 0,
         resident_bytes: Size = 0,
@@ -221,7 +221,7 @@ class Offloader:
         beside their parameters. The order of uses is learned, and what comes next is prefetched. Make the optimizer with
         foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
 
-        what: a module, of which the parameters are managed, or tensors.
+        what: a module, of which the parameters are managed, a tensor or tensors.
         device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs.
         resident_bytes: so many bytes of parameters, in their order, and then of the optimizer's states stay on the device for
             good, beside device_bytes, and take no host memory.
@@ -247,7 +247,9 @@ class Offloader:
         elif which is not None:
             raise TypeError("ebb: manage() takes `which` with a module only")
         else:
-            tensors = list(what)
+            tensors = [what] if isinstance(what, torch.Tensor) else list(what)
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
+            raise TypeError("ebb: manage() takes a module, a tensor or tensors")
         for each in tensors:
             if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
                 # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.

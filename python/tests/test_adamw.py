@@ -150,6 +150,46 @@ def test_an_update_that_nobody_can_see_any_more_is_dropped(home):
     assert home.stats().managed.tensors == 0
 
 
+def test_models_that_end_with_an_update_to_come_leave_nothing(home):
+    for _ in range(200):
+        weight = torch.ones(16, 16, requires_grad=True)
+        home.manage(weight, minimum_bytes=0)
+        optimizer = ebb.AdamW([weight], update_in="next_use")
+        for _ in range(2):
+            weight.sin().sum().backward()
+            optimizer.step()
+        del weight, optimizer
+    assert home.stats().pool.peak_bytes < 200 * 4 * 4096 / 2  # of a page for each weight, gradient and state
+
+
+def test_an_update_at_the_next_use_has_the_options_of_its_step(home):
+    seen = []
+    for update_in in ("step", "next_use"):
+        weight = torch.ones(16, 16, requires_grad=True)
+        home.manage(weight, minimum_bytes=0)
+        rate, betas = torch.tensor(0.1), [0.9, 0.99]
+        optimizer = ebb.AdamW([weight], lr=rate, betas=betas, update_in=update_in)
+        for _ in range(2):
+            weight.sin().sum().backward()
+            optimizer.step()
+        rate.fill_(7.0)
+        betas[0] = 0.1
+        seen.append(weight.detach().clone())
+    assert_equal(seen[1:], seen[:1])
+
+
+def test_steps_of_old_checkpoints_are_numbers(home):
+    weight = torch.ones(4, 4, requires_grad=True)
+    optimizer = ebb.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    states = optimizer.state_dict()
+    states["state"][0]["step"] = 1
+    optimizer.load_state_dict(states)
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["step"] == 2
+
+
 def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
     weight = torch.ones(16, 16, requires_grad=True)
     home.manage([weight], minimum_bytes=0)

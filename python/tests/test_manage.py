@@ -197,6 +197,12 @@ def test_small_parameters_stay_by_default(home):
     assert model[1].weight.data_ptr() != 0
 
 
+def test_what_is_no_tensor_is_refused(home):
+    for what in ("abc", [None], {"weight": torch.ones(4)}):
+        with pytest.raises(TypeError, match="manage"):
+            home.manage(what)
+
+
 def test_what_cannot_be_managed_is_refused(home):
     with pytest.raises(ValueError, match="dense"):
         home.manage([torch.eye(4).to_sparse()])
