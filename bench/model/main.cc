@@ -38,18 +38,6 @@ std::uint64_t taken_bytes(c10::Device device) {
                          : static_cast<std::uint64_t>(allocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
 }
 
-const char* name_of(UpdateIn update) {
-  switch (update) {
-    case UpdateIn::kStep:
-      return "step";
-    case UpdateIn::kBackward:
-      return "backward";
-    case UpdateIn::kNextUse:
-      return "next_use";
-  }
-  return "?";
-}
-
 nlohmann::json measure(const ModelOptions& options, const std::string& config, c10::Device device,
                        DeviceMemory& memory) {
   using Clock = std::chrono::steady_clock;
@@ -67,7 +55,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
                      {"layers", options.model().layers},
                      {"parameters", parameter_count(options.model())},
                      {"dtype", options.dtype},
-                     {"update", name_of(options.update)},
+                     {"update", options.update_name()},
                      {"batch", options.batch},
                      {"sequence", options.sequence},
                      {"managed_bound_bytes", config == "managed" ? options.managed_bytes : 0},

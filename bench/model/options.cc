@@ -1,5 +1,6 @@
 #include "bench/model/options.h"
 
+#include <algorithm>
 #include <map>
 
 #include <CLI/CLI.hpp>
@@ -29,6 +30,10 @@ LlamaConfig ModelOptions::model() const {
   LlamaConfig config = shapes().at(shape);
   config.layers = layers.value_or(config.layers);
   return config;
+}
+
+std::string ModelOptions::update_name() const {
+  return std::ranges::find(kUpdates, update, [](const auto& each) { return each.second; })->first;
 }
 
 std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {

@@ -31,6 +31,7 @@ struct ModelOptions {
   std::filesystem::path out;
 
   [[nodiscard]] LlamaConfig model() const;
+  [[nodiscard]] std::string update_name() const;  // as --update has it
 };
 
 // Returns the status to exit with if the program is to end here.

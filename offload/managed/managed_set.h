@@ -114,6 +114,10 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
 
+  // What to do where only copies home that are under way are in the way.
+  enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
+  enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
+
   struct AtomicCount {
     std::atomic<std::uint64_t> tensors{0};
     std::atomic<std::uint64_t> bytes{0};
@@ -136,9 +140,6 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
   bool note_use(const ManagedStorage& storage);
-  // What to do where only copies home that are under way are in the way.
-  enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
-  enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   bool block_for_oldest();
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);

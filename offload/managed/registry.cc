@@ -35,9 +35,8 @@ std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
 
 void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
                    Stays stays) {
-  if (is_time_to_look_for_dead()) {
+  if (may_have_many_dead()) {
     forget_the_dead();
-    look_for_dead_later();
   }
   if (try_to_add(storage, set, slot, stays)) {
     return;
@@ -47,14 +46,9 @@ void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet
               human_bytes(storage.nbytes()), ": Options::capacity_bytes, or the machine's memory, is used up");
 }
 
-bool Registry::is_time_to_look_for_dead() {
+bool Registry::may_have_many_dead() {
   const SharedLock lock(mutex_);
   return entries_.size() >= look_for_dead_at_;
-}
-
-void Registry::look_for_dead_later() {
-  const MutexLock lock(mutex_);
-  look_for_dead_at_ = 2 * entries_.size() + 64;
 }
 
 // Returns false where there is no room.
@@ -128,6 +122,7 @@ void Registry::forget_the_dead() {
     {
       const MutexLock lock(mutex_);
       forget_the_dead(dead);
+      look_for_dead_at_ = 2 * entries_.size() + 64;
     }
     is_again = false;
     for (const std::shared_ptr<PostponedWork>& work : dead.without_target) {

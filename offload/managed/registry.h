@@ -66,8 +66,7 @@ class Registry {
     std::vector<std::shared_ptr<PostponedWork>> without_target;
   };
 
-  [[nodiscard]] bool is_time_to_look_for_dead();
-  void look_for_dead_later();
+  [[nodiscard]] bool may_have_many_dead();
   [[nodiscard]] bool try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                                 const ManagedSet::Slot& slot, Stays stays);
   void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_);

@@ -40,7 +40,8 @@ class AdamW(torch.optim.Optimizer):
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
     weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
-    around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor DistributedDataParallel may be used.
+    around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor
+    DistributedDataParallel (whose ranks would drift apart) may be used.
 
     Raises ValueError for options out of their range, and RuntimeError for sparse gradients. Where the device's memory does
     not suffice, step() raises torch.OutOfMemoryError with some parameters updated and others not: go on from what was

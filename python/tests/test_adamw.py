@@ -103,6 +103,18 @@ def test_an_update_at_the_next_use_is_the_update_in_step(monkeypatch, home, make
     assert_equal(train(model, optimizer, home), expected)
 
 
+def stepped(home, **options):
+    """A managed weight and its optimizer after two steps: with "next_use", the second update is yet to come."""
+    weight = (torch.arange(256.0).view(16, 16) / 256).requires_grad_()
+    home.manage(weight, minimum_bytes=0)
+    optimizer = ebb.AdamW([weight], **options)
+    for factor in (1, 2):
+        optimizer.zero_grad()
+        (weight * factor).sin().sum().backward()
+        optimizer.step()
+    return weight, optimizer
+
+
 PROGRAMS = {
     "reads": lambda weight, optimizer: None,
     "writes its gradient": lambda weight, optimizer: weight.grad.mul_(100),
@@ -122,13 +134,7 @@ PROGRAMS = {
 def test_no_program_tells_an_update_at_the_next_use_from_one_in_step(home, program):
     seen = []
     for update_in in ("step", "next_use"):
-        weight = (torch.arange(256.0).view(16, 16) / 256).requires_grad_()
-        home.manage([weight], minimum_bytes=0)
-        optimizer = ebb.AdamW([weight], lr=0.1, update_in=update_in)
-        for factor in (1, 2):
-            optimizer.zero_grad()
-            (weight * factor).sin().sum().backward()
-            optimizer.step()
+        weight, optimizer = stepped(home, lr=0.1, update_in=update_in)
         PROGRAMS[program](weight, optimizer)
         seen.append(weight.detach().clone())
         (weight * 2).sin().sum().backward()
@@ -138,12 +144,7 @@ def test_no_program_tells_an_update_at_the_next_use_from_one_in_step(home, progr
 
 
 def test_an_update_that_nobody_can_see_any_more_is_dropped(home):
-    weight = torch.ones(16, 16, requires_grad=True)
-    home.manage([weight], minimum_bytes=0)
-    optimizer = ebb.AdamW([weight], update_in="next_use")
-    for _ in range(2):
-        weight.sin().sum().backward()
-        optimizer.step()
+    weight, optimizer = stepped(home, update_in="next_use")
     assert home.stats().managed.tensors == 4
     del weight, optimizer
     gc.collect()
@@ -152,26 +153,15 @@ def test_an_update_that_nobody_can_see_any_more_is_dropped(home):
 
 def test_models_that_end_with_an_update_to_come_leave_nothing(home):
     for _ in range(200):
-        weight = torch.ones(16, 16, requires_grad=True)
-        home.manage(weight, minimum_bytes=0)
-        optimizer = ebb.AdamW([weight], update_in="next_use")
-        for _ in range(2):
-            weight.sin().sum().backward()
-            optimizer.step()
-        del weight, optimizer
+        stepped(home, update_in="next_use")
     assert home.stats().pool.peak_bytes < 200 * 4 * 4096 / 2  # of a page for each weight, gradient and state
 
 
 def test_an_update_at_the_next_use_has_the_options_of_its_step(home):
     seen = []
     for update_in in ("step", "next_use"):
-        weight = torch.ones(16, 16, requires_grad=True)
-        home.manage(weight, minimum_bytes=0)
         rate, betas = torch.tensor(0.1), [0.9, 0.99]
-        optimizer = ebb.AdamW([weight], lr=rate, betas=betas, update_in=update_in)
-        for _ in range(2):
-            weight.sin().sum().backward()
-            optimizer.step()
+        weight, _optimizer = stepped(home, lr=rate, betas=betas, update_in=update_in)
         rate.fill_(7.0)
         betas[0] = 0.1
         seen.append(weight.detach().clone())
@@ -191,12 +181,7 @@ def test_steps_of_old_checkpoints_are_numbers(home):
 
 
 def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
-    weight = torch.ones(16, 16, requires_grad=True)
-    home.manage([weight], minimum_bytes=0)
-    optimizer = ebb.AdamW([weight], update_in="next_use")
-    for _ in range(2):
-        weight.sin().sum().backward()
-        optimizer.step()
+    weight, optimizer = stepped(home, update_in="next_use")
 
     def fail(*arguments, **named):
         raise LookupError("no kernel")
