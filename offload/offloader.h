@@ -42,6 +42,9 @@ class Offloader {
   Offloader(const Offloader&) = delete;
   Offloader& operator=(const Offloader&) = delete;
 
+  // The device whose memory is spared. Throws c10::Error where that is a GPU that this machine does not have.
+  [[nodiscard]] c10::Device device() const;
+
   // Has the offloader never move these tensors nor any other view of their storages. Leaves that require gradients are
   // never moved in any case; exclude is for buffers, frozen weights and the like. The tensors are not kept alive. Call
   // exclude after the last `to(device)` or `to(dtype)`, which give a module new storages. A module is a
@@ -75,10 +78,13 @@ class Offloader {
   // own (c10d), if it is over when the operation returns. Two backward passes at once must not add to one managed leaf.
   // Memory of another stream than the current one is freed behind the current one, too.
   //
-  // The tensors must be dense, and on the offloader's device: otherwise throws std::invalid_argument. Throws c10::Error
-  // where there is no room for their bytes, or where another offloader manages a storage; the tensors before it are
-  // then managed. Has no effect on an offloader that is switched off. A module is a torch::nn::Module, or anything else
-  // that has named_parameters().
+  // Parameters in CPU memory are first moved to the offloader's GPU, as Module::to moves them, but one after the other:
+  // so a model may be larger than the GPU's memory. Buffers stay where they are.
+  //
+  // The tensors must be dense, and on the offloader's device or in CPU memory: otherwise throws std::invalid_argument.
+  // Throws c10::Error where there is no room for their bytes, or where another offloader manages a storage; the tensors
+  // before it are then managed. An offloader that is switched off moves parameters, too, and then has no effect. A
+  // module is a torch::nn::Module, or anything else that has named_parameters().
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
   void manage(const Module& module, const Parameters& how) {
@@ -131,6 +137,7 @@ class Offloader {
   // Null if the offloader is switched off.
   [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const;
 
+  std::optional<c10::Device> device_;  // nullopt: the current GPU, or the CPU without one
   std::shared_ptr<Runtime> runtime_;
 };
 

@@ -174,26 +174,16 @@ std::uint64_t PlannedPolicy::bytes_over_prediction(const Known& known, std::uint
 }
 
 void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, const Measured& measured) {
-  constexpr double kNear = 0.01;  // a difference from the record that counts as none
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& each) { return each.plan == plan; });
-  if (plan == nullptr || known == known_.end() || known->corrections == kCorrections || known->record.end_ms <= 0) {
+  if (plan == nullptr || known == known_.end() || known->record.end_ms <= 0) {
     return;
   }
   Known corrected = *known;
-  const double factor = measured.end_ms / known->record.end_ms;
-  const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
-  if (!as_recorded) {
-    scale_times(corrected.record, factor);
-  }
-  const double slowdown = slowdown_that_explains(corrected, measured.step_ms);
+  const bool times_differ = known->corrections < kCorrections && correct_times(corrected, measured);
   const std::uint64_t more_bytes = bytes_over_prediction(corrected, measured.peak_bytes);
-  if (as_recorded && slowdown == 1 && more_bytes == 0) {
-    return;
-  }
-  ++corrected.corrections;
-  corrected.copy_slowdown *= slowdown;
-  if (more_bytes > 0) {
+  if (more_bytes > 0 && known->memory_corrections < kMemoryCorrections) {
     Known with_more = corrected;
+    ++with_more.memory_corrections;
     add_other_memory(with_more.record, more_bytes);
     make_plan_of(with_more);
     if (with_more.plan->fits) {
@@ -201,11 +191,27 @@ void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, const Measu
       return;
     }
   }
-  if (as_recorded && slowdown == 1) {
-    return;
+  if (times_differ) {
+    make_plan_of(corrected);
+    *known = std::move(corrected);
   }
-  make_plan_of(corrected);
-  *known = std::move(corrected);
+}
+
+// Returns false, and changes nothing, where the times are as they were recorded.
+bool PlannedPolicy::correct_times(Known& known, const Measured& measured) const {
+  constexpr double kNear = 0.01;  // a difference from the record that counts as none
+  const double factor = measured.end_ms / known.record.end_ms;
+  const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
+  if (!as_recorded) {
+    scale_times(known.record, factor);
+  }
+  const double slowdown = slowdown_that_explains(known, measured.step_ms);
+  if (as_recorded && slowdown == 1) {
+    return false;
+  }
+  known.copy_slowdown *= slowdown;
+  ++known.corrections;
+  return true;
 }
 
 std::shared_ptr<const Plan> PlannedPolicy::plan() const { return following_ == nullptr ? nullptr : following_->plan; }

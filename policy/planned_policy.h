@@ -33,8 +33,9 @@ namespace ebb {
 class PlannedPolicy final : public Policy {
  public:
   static constexpr std::size_t kMaxPlans = 16;
-  static constexpr int kRecordedSteps = 2;  // how many steps of a signature are recorded before a plan is made
-  static constexpr int kCorrections = 2;    // how often a plan may be made again
+  static constexpr int kRecordedSteps = 2;      // how many steps of a signature are recorded before a plan is made
+  static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
+  static constexpr int kMemoryCorrections = 4;  // and for taking more than its budget
 
   // `host_bytes`: the most bytes that may be offloaded at once. Storages of fewer than `least_bytes` are kept, and
   // count as other memory in the plan.
@@ -74,7 +75,8 @@ class PlannedPolicy final : public Policy {
   // all recorded times scaled in proportion. If the step was still far slower than predicted, the plan is made again
   // with copies slower by the factor that explains the difference. If the peak was over the budget, the plan is made
   // again with as much more other memory as the prediction was too low: an allocator gives some tensors more than they
-  // ask for; not where the new plan would not fit. A plan is made again at most kCorrections times.
+  // ask for; not where the new plan would not fit. A plan is made again at most kCorrections times for its times,
+  // and kMemoryCorrections times for its memory.
   void correct(const std::shared_ptr<const Plan>& plan, const Measured& measured);
 
   // The plan that the present step follows; null if the step follows none. A storage's index in the plan is the number
@@ -95,6 +97,7 @@ class PlannedPolicy final : public Policy {
     int records = 0;
     StepRecord record{};  // of the last recorded step, with times as corrected
     int corrections = 0;
+    int memory_corrections = 0;
     double copy_slowdown = 1;            // the factor by which copies are slower than measured
     std::shared_ptr<const Plan> plan{};  // null until there are enough records
   };
@@ -108,6 +111,7 @@ class PlannedPolicy final : public Policy {
 
  private:
   void make_plan_of(Known& known) const;
+  [[nodiscard]] bool correct_times(Known& known, const Measured& measured) const;
   [[nodiscard]] std::uint64_t bytes_over_prediction(const Known& known, std::uint64_t peak_bytes) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
   [[nodiscard]] bool follows(const Known& known, std::size_t position) const;

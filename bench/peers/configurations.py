@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -149,6 +150,9 @@ def import_alone(name: str) -> ModuleType:
 
 
 def torchtune(workload: AnyWorkload) -> Step:
+    # transformers imports a torchao that it finds, for minutes at times: a folder of both that is not on the path yet.
+    if folder := os.environ.get("TORCHTUNE_FOLDER"):
+        sys.path.append(folder)
     # torchtune's own `__init__` would import its data sets and tokenizers too, and all that these depend on.
     return offload_activations(workload, import_alone("torchtune.training._activation_offloading"))
 

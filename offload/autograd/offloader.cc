@@ -118,6 +118,18 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   return runtime;
 }
 
+// As Module::to moves a parameter.
+void move_from_cpu(const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.defined() || device.is_cpu() || !tensor.is_cpu()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  tensor.set_data(tensor.to(device));
+  if (tensor.is_leaf() && tensor.grad().defined()) {
+    tensor.mutable_grad() = tensor.grad().to(device);
+  }
+}
+
 Options resolved(Options options) {
   if (options.enabled) {
     options.device = resolve(options.device);
@@ -130,6 +142,7 @@ Options resolved(Options options) {
 
 Offloader::Offloader(Options options) {
   options = resolved(std::move(options));
+  device_ = options.device;
   const std::shared_ptr<Trace> trace = make_trace(options);
   runtime_ = make_runtime(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
 }
@@ -138,6 +151,7 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   if (tier == nullptr) {
     throw std::invalid_argument("ebb: Offloader needs a tier, and was given a null pointer");
   }
+  device_ = tier->device();
   options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
   runtime_ = make_runtime(options, std::move(tier), make_trace(options));
@@ -156,9 +170,14 @@ void Offloader::exclude(const at::Tensor& tensor) {
   }
 }
 
+c10::Device Offloader::device() const { return resolve(device_); }
+
 void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters& how) {
   const auto& runtime = this->runtime();
   if (runtime == nullptr) {
+    for (const at::Tensor& tensor : tensors) {
+      move_from_cpu(tensor, device());
+    }
     return;
   }
   const std::shared_ptr<ManagedSet> set =
@@ -168,6 +187,7 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
                         .resident_bytes = how.resident_bytes,
                         .states = how.states});
   for (const at::Tensor& tensor : tensors) {
+    move_from_cpu(tensor, device());
     if (how.weights) {
       ebb::manage(set, tensor);
       set->fit();

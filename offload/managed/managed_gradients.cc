@@ -1,5 +1,6 @@
 #include "offload/managed/managed_gradients.h"
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -18,9 +19,12 @@ namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
+// Whoever else holds the gradient may read its memory without an operation, as a DLPack capsule does, and whoever else
+// holds its storage may do so through a tensor that is not observed.
 bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
+  constexpr std::size_t kLeafAndArgument = 2;
   return gradient.defined() && !is_managed(gradient) && set.takes(gradient) && !gradient.requires_grad() &&
-         gradient.storage().use_count() == 1;
+         gradient.use_count() <= kLeafAndArgument && gradient.storage().use_count() == 1;
 }
 
 // The gradients, of all sets, that are whole and not managed yet.

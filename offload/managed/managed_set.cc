@@ -218,8 +218,11 @@ ManagedSet::Stored ManagedSet::last_expected(std::uint64_t needed_in) {
   return last;
 }
 
-// kThere: what is expected next is under way.
+// kThere: what is expected next is under way, or nothing is away.
 ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
+  if (gauges_.at_home.now_bytes() == 0 && gauges_.leaving.now_bytes() == 0) {
+    return Room::kThere;
+  }
   struct Wanted {
     Stored storage;
     std::uint64_t in;

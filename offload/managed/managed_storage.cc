@@ -15,25 +15,29 @@
 namespace ebb {
 namespace {
 
-// c10::StorageImpl can be told for ever that nobody may read its memory, and here that is so for a while. A pointer to
-// the private member can be named in an explicit instantiation only.
-template <auto Member>
+// c10::StorageImpl can be told for ever that nobody may read or write its memory, and here that is so for a while. A
+// pointer to a private member can be named in an explicit instantiation only.
+template <typename Flag, auto Member>
 struct AccessTo {
-  friend bool& refuses_access(c10::StorageImpl& storage) { return storage.*Member; }
+  friend bool& flag(Flag /*which*/, c10::StorageImpl& storage) { return storage.*Member; }
 };
-bool& refuses_access(c10::StorageImpl& storage);
-template struct AccessTo<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+struct RefusesAll {};
+struct RefusesWrites {};
+struct IsChecked {};
+bool& flag(RefusesAll which, c10::StorageImpl& storage);
+bool& flag(RefusesWrites which, c10::StorageImpl& storage);
+bool& flag(IsChecked which, c10::StorageImpl& storage);
+template struct AccessTo<RefusesAll, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct AccessTo<RefusesWrites, &c10::StorageImpl::throw_on_mutable_data_ptr_>;
+template struct AccessTo<IsChecked, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
-template <auto Member>
-struct AccessToCheck {
-  friend bool& checks_access(c10::StorageImpl& storage) { return storage.*Member; }
-};
-bool& checks_access(c10::StorageImpl& storage);
-template struct AccessToCheck<&c10::StorageImpl::has_mutable_data_ptr_check_>;
+std::atomic<bool> addresses_are_read{false};  // ManagedStorage::let_addresses_be_read
 
 void refuse_access(c10::StorageImpl& storage, bool refuse) {
-  refuses_access(storage) = refuse;
-  checks_access(storage) = refuse;
+  const bool writes_only = addresses_are_read;
+  flag(RefusesAll(), storage) = refuse && !writes_only;
+  flag(RefusesWrites(), storage) = refuse && writes_only;
+  flag(IsChecked(), storage) = refuse;
 }
 
 // Of work that is done: what it has failed with.
@@ -96,6 +100,17 @@ bool ManagedStorage::comes_and_goes() {
   return state_ != State::kReleased && !is_replaced_while_away_locked(*storage);
 }
 
+void ManagedStorage::let_addresses_be_read(bool let) { addresses_are_read = let; }
+
+void ManagedStorage::renew_refusal() {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const MutexLock lock(mutex_);
+  storage = storage_.lock();
+  if (storage && uses_ == 0 && state_ != State::kReleased) {
+    refuse_access(*storage, true);
+  }
+}
+
 void ManagedStorage::begin_use() {
   const MutexLock lock(mutex_);
   ++uses_;
@@ -131,6 +146,7 @@ void ManagedStorage::bring(c10::Stream stream) {
   if (is_replaced_while_away_locked(*storage)) {
     refuse_access(*storage, false);
     unwanted = drop_locked();
+    at_home_ = {};
     state_ = State::kReleased;
     return;
   }
@@ -254,6 +270,7 @@ void ManagedStorage::start_copy_in_locked() {
   home_.gate(WaitPoint::kInGatesBlock, arrived_);
   memory_ = std::move(memory);
   on_device_ = std::move(lease);
+  at_home_ = {};
   state_ = State::kArriving;
 }
 
@@ -284,6 +301,7 @@ c10::DataPtr ManagedStorage::let_go_locked() noexcept {
   is_wanted_ = false;
   leaving_ = {};
   on_device_ = {};
+  at_home_ = gauges_.at_home.hold(bytes_);
   return std::exchange(memory_, {});
 }
 

@@ -42,10 +42,11 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class ManagedStorage {
  public:
-  // The device memory of many storages: of all states, and the part in kLeaving.
+  // The bytes of many storages: those that take device memory, the part of these in kLeaving, and those in kHome.
   struct Gauges {
     Gauge on_device;
     Gauge leaving;
+    Gauge at_home;
   };
 
   // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `tier` and `gauges` must
@@ -75,6 +76,12 @@ class ManagedStorage {
 
   // Whether the bytes are ebb's affair: the program has the storage, and has neither resized it nor given it memory.
   [[nodiscard]] bool comes_and_goes();
+
+  // true: from now on only who asks to write gets an error. A profiler reads the address of each tensor that it notes,
+  // and lets no error out; of bytes that are away the address is null. Counts for a storage at its next change, or from
+  // renew_refusal() on.
+  static void let_addresses_be_read(bool let);
+  void renew_refusal();
 
   // Until the matching end_use(), the bytes do not leave.
   void begin_use();
@@ -137,6 +144,7 @@ class ManagedStorage {
   const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled, kLeaving
   Gauge::Lease on_device_ EBB_GUARDED_BY(mutex_);          // while there is memory; ends before memory_ does
   Gauge::Lease leaving_ EBB_GUARDED_BY(mutex_);            // kLeaving
+  Gauge::Lease at_home_ EBB_GUARDED_BY(mutex_);            // kHome
   c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);             // kArriving, kLeaving
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -17,12 +18,14 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/managed/collective.h"
 #include "offload/managed/postponed_work.h"
 #include "offload/managed/registry.h"
 
@@ -87,6 +90,14 @@ class Uses {
     }
   }
 
+  // With all of the operation's arguments.
+  void add_all(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> values);
+
+  // Whether one of the storages is on a CPU, where nothing but the program's waiting orders another thread's work.
+  [[nodiscard]] bool are_on_a_cpu() const {
+    return std::ranges::any_of(sets_, [](const auto& set) { return set->residency().tier().device().is_cpu(); });
+  }
+
   void bring() {
     for (std::size_t begin = 0; begin < storages_.size();) {
       std::size_t end = begin + 1;
@@ -147,6 +158,13 @@ bool may_write_anywhere(const c10::FunctionSchema& schema) {
 bool writes_to(const c10::Argument& argument, const c10::FunctionSchema& schema) {
   const c10::AliasInfo* const alias = argument.alias_info();
   return alias != nullptr && alias->isWrite() && schema.name() != "aten::record_stream";
+}
+
+void Uses::add_all(const c10::FunctionSchema& schema, at::ArrayRef<c10::IValue> values) {
+  const bool writes_anywhere = may_write_anywhere(schema);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    add(values[i], writes_anywhere || writes_to(schema.arguments()[i], schema));
+  }
 }
 
 // Whether the operation makes views of its arguments and touches no bytes.
@@ -323,13 +341,18 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     }
   }
   const InObservedOperation here;  // what the operation makes for itself is no state
-  Uses uses;
-  const std::vector<c10::Argument>& arguments = schema.arguments();
-  const auto values = torch::jit::last(*stack, arguments.size());
-  const bool writes_anywhere = may_write_anywhere(schema);
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    uses.add(values[i], writes_anywhere || writes_to(arguments[i], schema));
+  if (is_collective(schema)) {
+    const auto uses = std::make_shared<Uses>();
+    uses->add_all(schema, torch::jit::last(*stack, schema.arguments().size()));
+    uses->bring();
+    operation.redispatchBoxed(below, stack);
+    if (uses->are_on_a_cpu()) {
+      hold_until_over(torch::jit::last(*stack, schema.returns().size()), uses);
+    }
+    return;
   }
+  Uses uses;
+  uses.add_all(schema, torch::jit::last(*stack, schema.arguments().size()));
   uses.bring();
   operation.redispatchBoxed(below, stack);
 }
@@ -397,6 +420,25 @@ bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Wo
   };
   return Registry::all().postpone(
       all, std::make_shared<PostponedWork>(set->shared_residency(), target, others, kBring, std::move(work)));
+}
+
+at::Tensor bytes_of(const c10::Storage& storage) {
+  const c10::DispatchKey backend = c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device());
+  c10::DispatchKeySet keys(backend);
+  if (Registry::all().find(storage.unsafeGetStorageImpl()).managed != nullptr) {
+    keys = keys | c10::DispatchKeySet(kManagedKey);
+  }
+  at::Tensor bytes =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(storage.nbytes())});
+  return bytes;
+}
+
+void let_addresses_be_read(bool let) {
+  ManagedStorage::let_addresses_be_read(let);
+  for (const std::shared_ptr<ManagedStorage>& each : Registry::all().managed()) {
+    each->renew_refusal();
+  }
 }
 
 void forget_ended_storages() { Registry::all().forget_the_dead(); }

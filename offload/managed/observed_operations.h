@@ -4,6 +4,7 @@
 
 #include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include "offload/managed/managed_set.h"
 #include "offload/managed/postponed_work.h"
@@ -67,6 +68,15 @@ class OnDevice {
   class Uses;
   const std::unique_ptr<Uses> uses_;
 };
+
+// A tensor of all bytes of a dense storage, which is observed if the storage is managed: to read what the program holds
+// as a storage.
+[[nodiscard]] at::Tensor bytes_of(const c10::Storage& storage);
+
+// true: from now on whoever asks for a managed storage's address without an operation, and does not mean to write, gets
+// no error, and null while the bytes are away. For as long as a profiler runs, which reads addresses and lets no error
+// out.
+void let_addresses_be_read(bool let);
 
 // Lets go of the homes of storages that the program has let go of. Otherwise that happens when the next tensors are
 // managed.

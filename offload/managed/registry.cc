@@ -33,6 +33,17 @@ std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
   return known == entries_.end() ? nullptr : known->second.set;
 }
 
+std::vector<std::shared_ptr<ManagedStorage>> Registry::managed() {
+  std::vector<std::shared_ptr<ManagedStorage>> all;
+  const SharedLock lock(mutex_);
+  for (const auto& [storage, entry] : entries_) {
+    if (auto managed = entry.managed.lock()) {
+      all.push_back(std::move(managed));
+    }
+  }
+  return all;
+}
+
 void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
                    Stays stays) {
   if (may_have_many_dead()) {

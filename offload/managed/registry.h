@@ -38,6 +38,9 @@ class Registry {
   // The set that manages a storage; null if none does.
   [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage);
 
+  // All that come and go.
+  [[nodiscard]] std::vector<std::shared_ptr<ManagedStorage>> managed();
+
   // Has the set manage the storage, or with kYes only what belongs to it: the storage then stays where it is. A storage
   // that stayed so far may be given a home later; nothing else is changed by a second call. `slot`: as for
   // ManagedSet::add. Throws c10::Error where another set manages the storage, or where there is no room for its home.

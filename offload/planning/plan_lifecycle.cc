@@ -115,7 +115,8 @@ void PlanLifecycle::warn_if_over_budget() {
     return;
   }
   log_warning("Options::device_budget is " + human_bytes(budget->bytes) + ", and a step that followed the plan took " +
-              human_bytes(measured_.cost->peak_bytes) + ": more than was predicted, and no plan takes less.");
+              human_bytes(measured_.cost->peak_bytes) +
+              ": more than was predicted. A smaller budget would leave room for the difference.");
 }
 
 std::optional<PlanReport> PlanLifecycle::report() const {

@@ -18,6 +18,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
     wrap           guards each forward pass of a model
     checkpoint     saves a function's inputs only, and runs the function again in backward
     AdamW          an optimizer whose states live where their parameters do
+    save           writes a checkpoint one tensor at a time
     policies       what leaves the device; or any function of a Candidate
     plot           draws what an offloader has held on the device
 """
@@ -32,9 +33,12 @@ from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport
 from ebb._core import Stats, StepCost, TimelineSample
 from ebb._offloader import Offloader, no_offload
 from ebb._plot import plot
+from ebb._profiler import wrap_profiler as _wrap_profiler
+from ebb._save import save
 from ebb._wrap import wrap
 
 _wrap_backward()
+_wrap_profiler()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,5 +60,6 @@ __all__ = [
     "no_offload",
     "plot",
     "policies",
+    "save",
     "wrap",
 ]

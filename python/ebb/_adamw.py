@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -104,9 +105,22 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with copies of the states in host memory."""
-        known = super().state_dict()
+        """As torch's, with copies of the states in host memory. ebb.save writes the same without such copies."""
+        known = self.state_dict_in_parts()
         known["state"] = {number: _whole(state) for number, state in known["state"].items()}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, known)
+            known = known if changed is None else changed
+        return known
+
+    def state_dict_in_parts(self) -> dict[str, Any]:
+        """state_dict() with the states themselves, Joined in place of what is in parts, and no hooks called afterwards."""
+        hooks, self._optimizer_state_dict_post_hooks = self._optimizer_state_dict_post_hooks, OrderedDict()
+        try:
+            known = super().state_dict()
+        finally:
+            self._optimizer_state_dict_post_hooks = hooks
+        known["state"] = {number: _joined(state) for number, state in known["state"].items()}
         return known
 
     @torch.no_grad()
@@ -272,17 +286,25 @@ def _ranges(parameter: torch.Tensor) -> list[Any]:
     return [slice(begin, begin + at_once) for begin in range(0, rows, at_once)]
 
 
-def _whole(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with copies of its tensors in host memory, none of them in parts."""
-    whole = {
-        name: _copy(value) if isinstance(value, torch.Tensor) else value
-        for name, value in state.items()
-        if name != "parts"
-    }
+class Joined:
+    """A tensor that is in parts, one behind the other in the first dimension."""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def _joined(state: dict[str, Any]) -> dict[str, Any]:
+    joined = {name: value for name, value in state.items() if name != "parts"}
     for name in _TENSORS:
         if name in state.get("parts", [{}])[0]:
-            whole[name] = torch.cat([_copy(part[name]) for part in state["parts"]])
-    return whole
+            joined[name] = Joined([part[name] for part in state["parts"]])
+    return joined
+
+
+def _whole(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with copies of its tensors in host memory, none of them in parts."""
+    return {name: _copy(value) for name, value in state.items()}
 
 
 def _type_of_steps() -> torch.dtype:  # as torch's optimizers have it
@@ -303,8 +325,12 @@ def _beside(parameter: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone() if tensor.is_cpu else tensor.cpu()
+def _copy(value: Any) -> Any:
+    if isinstance(value, Joined):
+        return torch.cat([_copy(part) for part in value.parts])
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.is_cpu else value.cpu()
 
 
 def _check(group: dict[str, Any]) -> None:

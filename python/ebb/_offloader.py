@@ -21,6 +21,14 @@ def _choice(kind: Any, name: str, value: str) -> Any:
         raise ValueError(f"ebb: {name} is {value!r}, and must be {choices}") from None
 
 
+def _make(parameter: torch.Tensor, device: torch.device) -> None:
+    """Has a parameter on the meta device stay the same object, and have memory."""
+    made: torch.Tensor = torch.empty_like(parameter, device=device, requires_grad=parameter.requires_grad)
+    if isinstance(parameter, torch.nn.Parameter):
+        made = torch.nn.Parameter(made.detach(), parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, made)
+
+
 def _nothing(parameter: torch.Tensor) -> None:
     pass
 
@@ -187,6 +195,11 @@ class Offloader:
         """Lets go of at least so much device memory if it can, and returns how many bytes of storages that was."""
         return self._core.evict(to_bytes("bytes", bytes))
 
+    @property
+    def device(self) -> torch.device:
+        """The device whose memory is spared."""
+        return torch.device(self._core.device())
+
     def exclude(self, *what: torch.Tensor | torch.nn.Module) -> None:
         """Never moves these tensors, nor any view of them; of a module, its parameters and buffers.
 
@@ -238,6 +251,10 @@ class Offloader:
         optimizer.load_state_dict has made are managed once they are given to manage(). Not for two backward passes at
         once into one parameter.
 
+        Parameters in CPU memory are moved to the offloader's GPU, and parameters on the meta device get memory there,
+        which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay
+        where they are: model.to(offloader.device) moves those, or model.to_empty() those on meta, after this call.
+
         Raises ValueError for what is not dense or on another device, and RuntimeError where there is no room, or where
         another offloader manages a tensor.
         """
@@ -251,6 +268,8 @@ class Offloader:
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError("ebb: manage() takes a module, a tensor or tensors")
         for each in tensors:
+            if each.is_meta:
+                _make(each, self.device)
             if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
                 # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
                 each.register_post_accumulate_grad_hook(_nothing)

@@ -97,6 +97,7 @@ void bind_offloader(py::module_& module) {
           },
           py::arg("tensors"), py::arg("device_bytes"), py::arg("prefetch_bytes"), py::arg("minimum_bytes"),
           py::arg("resident_bytes"), py::arg("weights"), py::arg("gradients"), py::arg("states"), Released())
+      .def("device", [](const Offloader& offloader) { return offloader.device().str(); })
       .def("drain", &Offloader::drain, Released())
       .def("evict", &Offloader::evict, py::arg("bytes"), Released())
       .def("stats", &Offloader::stats, Released())
@@ -110,6 +111,8 @@ void bind_offloader(py::module_& module) {
   module.def(
       "manage_beside", [](const at::Tensor& managed, const at::Tensor& other) { manage_beside(managed, other); },
       py::arg("managed"), py::arg("other"), Released());
+  module.def("bytes_of", &bytes_of, py::arg("storage"), Released());
+  module.def("let_addresses_be_read", &let_addresses_be_read, py::arg("let"), Released());
   module.def("postpone", &postpone_call, py::arg("target"), py::arg("others"), py::arg("work"));
   py::class_<EnteredOnDevice, std::unique_ptr<EnteredOnDevice, DeleteWithoutGil>>(module, "OnDevice")
       .def(py::init<const std::vector<at::Tensor>&>(), py::arg("tensors"), Released())

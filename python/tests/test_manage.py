@@ -1,5 +1,6 @@
 import contextlib
 import copy
+import os
 
 import pytest
 import torch
@@ -247,3 +248,128 @@ def test_operations_on_lists_give_the_same_in_parts(home, device_bytes):
 
 def plain_copy(tensors):
     return [each.clone() for each in tensors]
+
+
+def test_parameters_on_meta_get_memory_and_stay_what_they_are(home):
+    with torch.device("meta"):
+        model = new_model()
+    optimizer = ebb.AdamW(model.parameters())
+    before = list(model.parameters())
+    home.manage(model, minimum_bytes=0)
+    assert model[0].weight is model[6].weight
+    assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+    assert all(isinstance(each, torch.nn.Parameter) and each.is_cpu for each in model.parameters())
+    assert all(a is b for a, b in zip(optimizer.param_groups[0]["params"], before, strict=True))
+    model.load_state_dict(new_model().state_dict())
+    plain = new_model()
+    assert_equal(train(model, optimizer, home), train(plain, ebb.AdamW(plain.parameters()), home))
+
+
+def test_a_module_may_be_moved_to_where_it_is(home):
+    model, plain = new_model(), new_model()
+    home.manage(model, minimum_bytes=0)
+    model.to(home.device)
+    with pytest.raises(RuntimeError, match="comes and goes"):
+        model[1].weight.data_ptr()
+    assert_equal([each.clone() for each in model.parameters()], list(plain.parameters()))
+
+
+def test_an_offloader_that_is_off_makes_parameters_too():
+    off = ebb.Offloader("cpu", enabled=False)
+    with torch.device("meta"):
+        model = new_model()
+    off.manage(model)
+    assert off.device == torch.device("cpu") and all(each.is_cpu for each in model.parameters())
+
+
+def test_a_gradient_that_dlpack_has_stays(home):
+    model, plain = new_model(), new_model()
+    home.manage(model, minimum_bytes=0)
+    taken = {}
+
+    def take(parameter):
+        taken.setdefault(parameter, torch.utils.dlpack.to_dlpack(parameter.grad))
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(take)
+    expected = train(plain, torch.optim.SGD(plain.parameters(), 0.1), contextlib.nullcontext(), steps=1)
+    assert_equal(train(model, torch.optim.SGD(model.parameters(), 0.1), home, steps=1), expected)
+    model(torch.arange(8)).sum().backward()
+    for parameter, capsule in taken.items():
+        alias = torch.utils.dlpack.from_dlpack(capsule)
+        assert alias.shape == parameter.shape and torch.isfinite(alias).all()
+
+
+PROFILED = """
+import torch, ebb
+from torch.profiler import ProfilerActivity, profile
+from test_manage import new_model, train
+home = ebb.Offloader("cpu", ebb.policies.minimum_size(1))
+plain = new_model()
+expected = train(plain, torch.optim.AdamW(plain.parameters()), home)
+for options in ({"with_stack": True}, {"record_shapes": True}, {"with_flops": True}, {"profile_memory": True, "with_modules": True}):
+    model = new_model()
+    home.manage(model, minimum_bytes=0)
+    with profile(activities=[ProfilerActivity.CPU], **options) as seen:
+        found = train(model, torch.optim.AdamW(model.parameters()), home)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    names = {each.name for each in seen.events()}
+    assert {"aten::addmm", "aten::embedding", "aten::native_layer_norm"} <= names, names
+    try:
+        model[1].weight.data_ptr()
+        raise SystemExit("data_ptr() is not refused")
+    except RuntimeError as error:
+        assert "comes and goes" in str(error)
+with profile(activities=[ProfilerActivity.CPU], with_stack=True):
+    try:
+        model[1].weight.data_ptr()
+        raise SystemExit("data_ptr() is not refused while a profiler runs")
+    except RuntimeError:
+        pass
+"""
+
+
+def test_profilers_see_operations_on_managed_tensors():
+    tests = os.path.dirname(__file__)
+    assert "Exception in RecordFunction" not in run_python(f"import os, sys; sys.path.insert(0, {tests!r}); os.dup2(1, 2)" + PROFILED)
+
+
+COLLECTIVE = """
+import os, sys, torch, ebb
+import torch.distributed as dist
+
+def work(rank, path):
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{path}")
+    home = ebb.Offloader("cpu", ebb.policies.minimum_size(1))
+    tensors = [torch.full((1 << 14,), float(rank + n)) for n in range(6)]
+    home.manage(tensors, device_bytes=0, minimum_bytes=0)
+    for turn in range(20):
+        works = [dist.all_reduce(each, async_op=True) for each in tensors]
+        for each in works:
+            each.wait()
+        for each in tensors:
+            dist.broadcast(each, src=turn % 2)
+            each.mul_(0.5)
+    for n, each in enumerate(tensors):
+        assert torch.equal(each.clone(), torch.full((1 << 14,), n + 0.5)), (n, each.clone())
+    parts = [torch.zeros(4) for _ in range(2)]
+    home.manage(parts, minimum_bytes=0)
+    dist.all_gather(parts, torch.full((4,), float(rank)))
+    assert torch.equal(parts[1].clone(), torch.ones(4)) and torch.equal(parts[0].clone(), torch.zeros(4))
+    assert home.stats().managed_on_device.now_bytes <= 1 << 16
+    dist.destroy_process_group()
+
+children = []
+for rank in range(2):
+    child = os.fork()
+    if child == 0:
+        work(rank, PATH)
+        sys.stdout.flush()
+        os._exit(0)
+    children.append(child)
+assert all(os.waitpid(each, 0)[1] == 0 for each in children)
+"""
+
+
+def test_collectives_find_the_bytes_until_they_are_over(tmp_path):
+    run_python(f"PATH = {str(tmp_path / 'store')!r}" + COLLECTIVE)

@@ -157,6 +157,21 @@ TEST_CASE("a step that took more memory than its budget has its plan made again 
   CHECK(policy.last_plan()->plan == known.plan);
 }
 
+TEST_CASE("a plan that was corrected for its times as often as it may be is still made again for its memory") {
+  PlannedPolicy policy = with_room_for(25);
+  std::shared_ptr<const Plan> plan = tight_plan(policy);
+  for (int i = 0; i < PlannedPolicy::kCorrections; ++i) {
+    policy.correct(plan, {80.0 * (i + 2), 80.0 * (i + 2), 25});
+    plan = policy.last_plan()->plan;
+  }
+  policy.correct(plan, {1000, 1000, 25});
+  REQUIRE(policy.last_plan()->plan == plan);
+  policy.correct(plan, {1000, 1000, 27});
+  CHECK(policy.last_plan()->plan != plan);
+  CHECK(policy.last_plan()->plan->predicted.kept_bytes == 10);
+  CHECK(policy.last_plan()->corrections == PlannedPolicy::kCorrections);
+}
+
 TEST_CASE("after two records a step follows its plan") {
   PlannedPolicy policy = with_room_for(1000);
   decided(policy, kThree);

@@ -116,6 +116,28 @@ TEST_CASE("managed parameters take no more of a GPU than their bound", "[managed
   CHECK(weights[0].is_leaf());
 }
 
+TEST_CASE("parameters in CPU memory move to the GPU one by one, with their gradients", "[managed][gpu]") {
+  const std::uint64_t before = graphs::settled_device_bytes(kGpu);
+  Offloader offloader(gpu_options());
+  Tensors weights;
+  for (int i = 0; i < 8; ++i) {
+    weights.push_back(at::full({kWidth, kWidth}, i).requires_grad_());
+    weights.back().mutable_grad() = at::full({kWidth, kWidth}, -i);
+  }
+  const at::Tensor other_name = weights[3];
+  Parameters how = within(2 * kBytes);
+  how.gradients = false;
+  offloader.manage(weights, how);
+  CHECK(other_name.is_cuda());
+  for (int i = 0; i < 8; ++i) {
+    CHECK(weights[i].is_leaf());
+    CHECK(at::equal(weights[i], at::full({kWidth, kWidth}, i, kGpu)));
+    CHECK(at::equal(weights[i].grad(), at::full({kWidth, kWidth}, -i, kGpu)));
+    weights[i].mutable_grad() = at::Tensor();
+  }
+  CHECK(graphs::settled_device_bytes(kGpu) <= before + 2 * kBytes);
+}
+
 TEST_CASE("what is expected next is fetched before its use, however far the host could be ahead", "[managed][gpu]") {
   Offloader offloader(gpu_options());
   const Tensors weights = make_weights();

@@ -19,6 +19,7 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
+#include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
 #include "policy/recompute.h"
 #include "streams/checked/fault_plan.h"
@@ -162,6 +163,44 @@ TEST_CASE("a managed parameter has no memory while its bytes are at home", "[man
     static_cast<void>(weights[1].sum());  // the first goes home meanwhile
     CHECK(is_away(weights[0]));
     CHECK(at::equal(weights[0].select(0, 1), at::full({kWidth}, 7)));
+  }
+}
+
+TEST_CASE("while addresses may be read, they are null or the bytes' own, and nobody may write", "[managed]") {
+  Rig rig(disk());
+  {
+    const std::vector<at::Tensor> weights = make_weights(2);
+    rig.offloader().manage(weights, within(kBytes + kBytes / 2));
+    const bool first_is_away = is_away(weights[0]);
+    REQUIRE(first_is_away != is_away(weights[1]));
+    let_addresses_be_read(true);
+    for (const at::Tensor& each : weights) {
+      CHECK((each.storage().data() == nullptr) == is_away(each));
+      CHECK_THROWS_AS(each.mutable_data_ptr(), c10::Error);
+    }
+    static_cast<void>(weights[0].sum());
+    CHECK(weights[0].storage().data() != nullptr);
+    CHECK(weights[1].storage().data() == nullptr);
+    CHECK_THROWS_AS(weights[0].mutable_data_ptr(), c10::Error);
+    let_addresses_be_read(false);
+    for (const at::Tensor& each : weights) {
+      CHECK_THROWS_WITH(each.storage().data(), Catch::Contains("comes and goes"));
+      CHECK_THROWS_WITH(each.mutable_data_ptr(), Catch::Contains("comes and goes"));
+    }
+  }
+}
+
+TEST_CASE("the bytes of a storage can be read, and written, without a tensor of the program's", "[managed]") {
+  Rig rig(disk());
+  {
+    const std::vector<at::Tensor> weights = make_weights(2);
+    const at::Tensor expected = weights[0].detach().clone();
+    rig.offloader().manage(weights, within(0));
+    const at::Tensor bytes = bytes_of(weights[0].storage());
+    CHECK(bytes.numel() == static_cast<std::int64_t>(kBytes));
+    CHECK(at::equal(bytes, bytes_of(expected.storage())));
+    bytes.zero_();
+    CHECK(at::equal(weights[0], at::zeros_like(expected)));
   }
 }
 

@@ -741,6 +741,29 @@ TEST_CASE("a gradient whose memory the program shares stays", "[managed]") {
   }
 }
 
+TEST_CASE("a gradient that the program holds stays", "[managed]") {
+  Rig rig(disk());
+  {
+    const Tensors weights = make_weights(at::kFloat);
+    rig.offloader().manage(weights, within(0));
+    Tensors held;
+    for (const at::Tensor& weight : weights) {
+      weight.mutable_grad() = at::ones_like(weight.detach().clone());
+      held.push_back(weight.grad());
+    }
+    torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+    for (const at::Tensor& gradient : held) {
+      CHECK_FALSE(is_managed(gradient));
+      CHECK(gradient.data_ptr() != nullptr);
+    }
+    held.clear();
+    torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+    for (const at::Tensor& weight : weights) {
+      CHECK(is_managed(weight.grad()));
+    }
+  }
+}
+
 TEST_CASE("gradients may be left alone", "[managed]") {
   Rig rig(disk());
   {

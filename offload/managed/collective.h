@@ -1,0 +1,18 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+namespace ebb {
+
+// Whether the operation is a process group's. It gives a c10d::Work, and is over only when that work is: on a CPU
+// another thread reads and writes the tensors after the operation has returned.
+[[nodiscard]] bool is_collective(const c10::FunctionSchema& schema);
+
+// Has `held` live until all work among the results of a collective is over. Work that cannot tell is waited for.
+void hold_until_over(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<const void>& held);
+
+}  // namespace ebb

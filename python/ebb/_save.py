@@ -1,0 +1,159 @@
+"""Writes checkpoints one tensor at a time."""
+
+import contextlib
+import io
+import os
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import torch
+
+from ebb import _core
+from ebb._adamw import AdamW, Joined
+
+_PROTOCOL = 2  # as torch.save's
+
+
+def save(obj: Any, path: str | os.PathLike[str]) -> None:
+    """Writes what torch.load reads, with one tensor after the other in host memory, so that managed tensors can be saved.
+
+        ebb.save({"model": model.state_dict(), "optimizer": optimizer}, "checkpoint.pt")
+        known = torch.load("checkpoint.pt", mmap=True)    # reads a tensor when it is copied
+        model.load_state_dict(known["model"])
+        optimizer.load_state_dict(known["optimizer"])
+
+    obj: what torch.save takes. An ebb.AdamW in it is written as its state_dict(), without copies of all states.
+    path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
+        the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
+        elsewhere its name is the path's with the process's number and ".part" behind.
+
+    A tensor takes host memory until it is written, and the file the page cache's. Other streams' work on tensors must be
+    done, as for torch.save. Raises OSError where the file cannot be written, and pickle.PicklingError, TypeError or
+    AttributeError for what cannot be pickled; the old file is then still there.
+    """
+    pickled = io.BytesIO()
+    pickler = _Pickler(pickled)
+    pickler.dump(obj)
+    texts = {"data.pkl": pickled.getvalue(), ".format_version": b"1", "byteorder": sys.byteorder.encode()}
+    with _new_file(os.fspath(path)) as file:
+        records = _Records(file)
+        writer = torch._C.PyTorchFileWriter(records)
+        for name, text in texts.items():
+            writer.write_record(name, text, len(text))
+        for key, read in pickler.storages.items():
+            records.check()
+            storage = read().untyped_storage()
+            writer.write_record(f"data/{key}", storage, storage.nbytes())
+        writer.write_end_of_file()
+        records.check()
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves storages out, and knows how each is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, _PROTOCOL)
+        self.storages: dict[str, Callable[[], torch.Tensor]] = {}
+        self._known: dict[int, str] = {}
+        self._alive: list[Any] = []  # so that no address comes back
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.storage.TypedStorage):
+            storage, kind, numel = obj._untyped_storage, getattr(torch, obj._pickle_storage_type()), obj._size()
+        elif isinstance(obj, torch.UntypedStorage):
+            storage, kind, numel = obj, torch.UntypedStorage, obj.nbytes()
+        elif isinstance(obj, _JoinedStorage):
+            part = obj.parts[0]
+            kind = getattr(torch, part._typed_storage()._pickle_storage_type())
+            return "storage", kind, self._add(obj, obj.read), str(part.device), obj.numel
+        else:
+            return None
+        key = self._known.get(storage._cdata)
+        if key is None:
+            key = self._known[storage._cdata] = self._add(storage, lambda: _copy(storage))
+        return "storage", kind, key, torch.serialization.location_tag(storage), numel
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, AdamW):
+            has_hooks = bool(obj._optimizer_state_dict_post_hooks)  # these expect whole tensors
+            known = obj.state_dict() if has_hooks else obj.state_dict_in_parts()
+            return OrderedDict, (), None, None, iter(known.items())
+        if isinstance(obj, Joined):
+            stored = _JoinedStorage(obj.parts)
+            strides = torch.empty(obj.shape, device="meta").stride()
+            return torch._utils._rebuild_tensor_v2, (stored, 0, obj.shape, strides, False, OrderedDict())
+        return NotImplemented
+
+    def _add(self, alive: Any, read: Callable[[], torch.Tensor]) -> str:
+        key = str(len(self.storages))
+        self.storages[key] = read
+        self._alive.append(alive)
+        return key
+
+
+class _JoinedStorage:
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts, self.numel = parts, sum(part.numel() for part in parts)
+
+    def read(self) -> torch.Tensor:
+        return torch.cat([part.detach().cpu().flatten() for part in self.parts])
+
+
+def _copy(storage: torch.UntypedStorage) -> torch.Tensor:
+    whole = _core.bytes_of(storage)
+    return whole.clone() if whole.is_cpu else whole.cpu()
+
+
+class _Records:
+    """What PyTorchFileWriter writes to. Its destructor goes on writing after an error, and lets none out."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._error: OSError | ValueError | None = None  # ValueError: the file is closed
+
+    def write(self, data: Any) -> int:
+        try:
+            if self._error is None:
+                self._file.write(data)
+        except (OSError, ValueError) as error:
+            self._error = error
+        return len(data)
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[BinaryIO]:
+    """A file that gets the path's name at the end, unless there is an error."""
+    folder = os.path.dirname(path) or "."
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        has_name = False
+    except (OSError, AttributeError):  # neither every file system nor every system has it
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        has_name = True
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if not has_name:
+                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())  # linkat() follows the link
+                has_name = True
+        os.replace(part, path)
+        has_name = False
+    finally:
+        if has_name:
+            os.unlink(part)
+    with contextlib.suppress(OSError):  # not every file system can do that with a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
