@@ -135,7 +135,7 @@ class Program:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item()
+        return float(loss.item())
 
     def finish(self) -> None:
         """Waits for all copies, too."""

@@ -121,8 +121,8 @@ TEST_CASE("parameters in CPU memory move to the GPU one by one, with their gradi
   Offloader offloader(gpu_options());
   Tensors weights;
   for (int i = 0; i < 8; ++i) {
-    weights.push_back(at::full({kWidth, kWidth}, i).requires_grad_());
-    weights.back().mutable_grad() = at::full({kWidth, kWidth}, -i);
+    weights.push_back(at::full({kWidth, kWidth}, 1.0 * i).requires_grad_());
+    weights.back().mutable_grad() = at::full({kWidth, kWidth}, -1.0 * i);
   }
   const at::Tensor other_name = weights[3];
   Parameters how = within(2 * kBytes);
@@ -131,8 +131,8 @@ TEST_CASE("parameters in CPU memory move to the GPU one by one, with their gradi
   CHECK(other_name.is_cuda());
   for (int i = 0; i < 8; ++i) {
     CHECK(weights[i].is_leaf());
-    CHECK(at::equal(weights[i], at::full({kWidth, kWidth}, i, kGpu)));
-    CHECK(at::equal(weights[i].grad(), at::full({kWidth, kWidth}, -i, kGpu)));
+    CHECK(at::equal(weights[i], at::full({kWidth, kWidth}, 1.0 * i, kGpu)));
+    CHECK(at::equal(weights[i].grad(), at::full({kWidth, kWidth}, -1.0 * i, kGpu)));
     weights[i].mutable_grad() = at::Tensor();
   }
   CHECK(graphs::settled_device_bytes(kGpu) <= before + 2 * kBytes);
