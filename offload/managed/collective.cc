@@ -1,10 +1,17 @@
 #include "offload/managed/collective.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
+
 #include <ATen/core/ivalue_inl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/custom_class.h>
+
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -22,6 +29,36 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
   }
 }
 
+// Works that cannot tell when they are over: gloo's send and recv, each of which may be waited for once only. The
+// program holds a work until it has waited, so a work that nobody else holds is over.
+class Watched {
+ public:
+  static Watched& all() {
+    static auto* const watched = new Watched;  // operations run until the process has ended
+    return *watched;
+  }
+
+  // Lets go of what is over, too.
+  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const void> held) {
+    std::vector<Entry> over;  // destroyed after the lock is released
+    const MutexLock lock(mutex_);
+    const auto first_over =
+        std::ranges::partition(entries_, [](const Entry& each) { return each.work.use_count() > 1; }).begin();
+    over.assign(std::make_move_iterator(first_over), std::make_move_iterator(entries_.end()));
+    entries_.erase(first_over, entries_.end());
+    entries_.push_back({std::move(work), std::move(held)});
+  }
+
+ private:
+  struct Entry {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::shared_ptr<const void> held;
+  };
+
+  Mutex mutex_;
+  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);
+};
+
 }  // namespace
 
 bool is_collective(const c10::FunctionSchema& schema) { return schema.name().starts_with("c10d::"); }
@@ -35,7 +72,7 @@ void hold_until_over(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<c
     if (const auto future = future_of(*work)) {
       future->addCallback([held](const c10::ivalue::Future& /*over*/) {});
     } else {
-      work->wait();
+      Watched::all().add(work, held);
     }
   }
 }

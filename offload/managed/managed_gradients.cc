@@ -20,11 +20,15 @@ namespace {
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 // Whoever else holds the gradient may read its memory without an operation, as a DLPack capsule does, and whoever else
-// holds its storage may do so through a tensor that is not observed.
+// holds its storage may do so through a tensor that is not observed. An object of Python's, which holds the gradient as
+// well, leads to operations only.
 bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
+  if (!gradient.defined() || is_managed(gradient) || !set.takes(gradient) || gradient.requires_grad()) {
+    return false;
+  }
   constexpr std::size_t kLeafAndArgument = 2;
-  return gradient.defined() && !is_managed(gradient) && set.takes(gradient) && !gradient.requires_grad() &&
-         gradient.use_count() <= kLeafAndArgument && gradient.storage().use_count() == 1;
+  const bool has_python_object = gradient.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
+  return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) && gradient.storage().use_count() == 1;
 }
 
 // The gradients, of all sets, that are whole and not managed yet.

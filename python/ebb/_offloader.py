@@ -22,11 +22,15 @@ def _choice(kind: Any, name: str, value: str) -> Any:
 
 
 def _make(parameter: torch.Tensor, device: torch.device) -> None:
-    """Has a parameter on the meta device stay the same object, and have memory."""
-    made: torch.Tensor = torch.empty_like(parameter, device=device, requires_grad=parameter.requires_grad)
-    if isinstance(parameter, torch.nn.Parameter):
-        made = torch.nn.Parameter(made.detach(), parameter.requires_grad)
+    """Has a parameter on the meta device stay the same object, with its hooks and attributes, and have memory."""
+    memory = torch.empty_like(parameter.detach(), device=device)
+    made = torch.Tensor._make_subclass(type(parameter), memory, parameter.requires_grad)
+    made.__dict__.update(parameter.__dict__)
     torch.utils.swap_tensors(parameter, made)
+    # Both stayed with the object in Python; setting them tells autograd.
+    parameter._backward_hooks = parameter._backward_hooks
+    if parameter._post_accumulate_grad_hooks is not None:
+        parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
 
 def _nothing(parameter: torch.Tensor) -> None:
@@ -253,7 +257,7 @@ class Offloader:
 
         Parameters in CPU memory are moved to the offloader's GPU, and parameters on the meta device get memory there,
         which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay
-        where they are: model.to(offloader.device) moves those, or model.to_empty() those on meta, after this call.
+        where they are: model.to(offloader.device) moves those in CPU memory.
 
         Raises ValueError for what is not dense or on another device, and RuntimeError where there is no room, or where
         another offloader manages a tensor.
@@ -267,14 +271,7 @@ class Offloader:
             tensors = [what] if isinstance(what, torch.Tensor) else list(what)
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError("ebb: manage() takes a module, a tensor or tensors")
-        for each in tensors:
-            if each.is_meta:
-                _make(each, self.device)
-            if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
-                # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
-                each.register_post_accumulate_grad_hook(_nothing)
-        self._core.manage(
-            tensors,
+        how = (
             to_bytes("device_bytes", device_bytes),
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
             to_bytes("minimum_bytes", minimum_bytes),
@@ -283,6 +280,13 @@ class Offloader:
             gradients,
             states,
         )
+        for each in tensors:  # one after the other: together they need not fit on the device
+            if each.is_meta:
+                _make(each, self.device)
+            if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
+                # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
+                each.register_post_accumulate_grad_hook(_nothing)
+            self._core.manage([each], *how)
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

@@ -4,6 +4,8 @@ import contextlib
 import io
 import os
 import pickle
+import secrets
+import stat
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -28,17 +30,19 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     obj: what torch.save takes. An ebb.AdamW in it is written as its state_dict(), without copies of all states.
     path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
         the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
-        elsewhere its name is the path's with the process's number and ".part" behind.
+        elsewhere its name is the path's with a random part and ".part" behind. A link is followed, and the
+        old file's permissions stay.
 
     A tensor takes host memory until it is written, and the file the page cache's. Other streams' work on tensors must be
     done, as for torch.save. Raises OSError where the file cannot be written, and pickle.PicklingError, TypeError or
-    AttributeError for what cannot be pickled; the old file is then still there.
+    AttributeError for what cannot be pickled, and RuntimeError for one storage under two types; the old file is then
+    still there.
     """
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     pickler.dump(obj)
     texts = {"data.pkl": pickled.getvalue(), ".format_version": b"1", "byteorder": sys.byteorder.encode()}
-    with _new_file(os.fspath(path)) as file:
+    with _new_file(os.path.realpath(os.fsdecode(path))) as file:
         records = _Records(file)
         writer = torch._C.PyTorchFileWriter(records)
         for name, text in texts.items():
@@ -57,7 +61,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, _PROTOCOL)
         self.storages: dict[str, Callable[[], torch.Tensor]] = {}
-        self._known: dict[int, str] = {}
+        self._known: dict[int, tuple[str, Any]] = {}  # by storage: its key and type
         self._alive: list[Any] = []  # so that no address comes back
 
     def persistent_id(self, obj: Any) -> Any:
@@ -71,9 +75,11 @@ class _Pickler(pickle.Pickler):
             return "storage", kind, self._add(obj, obj.read), str(part.device), obj.numel
         else:
             return None
-        key = self._known.get(storage._cdata)
-        if key is None:
-            key = self._known[storage._cdata] = self._add(storage, lambda: _copy(storage))
+        if storage._cdata not in self._known:
+            self._known[storage._cdata] = self._add(storage, lambda: _copy(storage)), kind
+        key, known_kind = self._known[storage._cdata]
+        if kind is not known_kind:  # as torch.save, whose loader gives a storage one type
+            raise RuntimeError("Cannot save multiple tensors or storages that view the same data as different types")
         return "storage", kind, key, torch.serialization.location_tag(storage), numel
 
     def reducer_override(self, obj: Any) -> Any:
@@ -112,13 +118,13 @@ class _Records:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._error: OSError | ValueError | None = None  # ValueError: the file is closed
+        self._error: BaseException | None = None
 
     def write(self, data: Any) -> int:
         try:
             if self._error is None:
                 self._file.write(data)
-        except (OSError, ValueError) as error:
+        except BaseException as error:  # KeyboardInterrupt, too; ValueError once the file is closed
             self._error = error
         return len(data)
 
@@ -130,16 +136,18 @@ class _Records:
 @contextlib.contextmanager
 def _new_file(path: str) -> Iterator[BinaryIO]:
     """A file that gets the path's name at the end, unless there is an error."""
-    folder = os.path.dirname(path) or "."
-    part = f"{path}.{os.getpid()}.part"
-    try:
-        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
-        has_name = False
-    except (OSError, AttributeError):  # neither every file system nor every system has it
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileExistsError(f"ebb: {path} is there, and is no file")
+    folder = os.path.dirname(path)
+    part = f"{path}.{secrets.token_hex(8)}.part"
+    descriptor = _without_name(folder)
+    has_name = descriptor is None
+    if descriptor is None:
         descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        has_name = True
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if os.path.exists(path):
+                os.fchmod(file.fileno(), stat.S_IMODE(os.stat(path).st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -157,3 +165,15 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _without_name(folder: str) -> int | None:
+    """A new file in the folder that can be given a name later. None: not every file system, nor every system, has that."""
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except (OSError, AttributeError):
+        return None
+    if os.path.exists(f"/proc/self/fd/{descriptor}"):
+        return descriptor
+    os.close(descriptor)
+    return None

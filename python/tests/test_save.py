@@ -78,7 +78,7 @@ def test_what_torch_saves_is_the_same(home, tmp_path):
         "marked": marked,
         "meta": torch.empty(3, device="meta"),
         "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-        "storage": base.untyped_storage(),
+        "storage": torch.arange(4.0).untyped_storage(),
         "subclass": torch.ones(3).as_subclass(Marked),
         "else": ("text", 1.5, None, {1, 2}),
         "managed": [managed, managed[3:7], managed.data.view(8, 5)],
@@ -86,7 +86,7 @@ def test_what_torch_saves_is_the_same(home, tmp_path):
     ebb.save(what, tmp_path / "ours.pt")
     found = torch.load(tmp_path / "ours.pt", weights_only=False)
     assert found["views"][0].untyped_storage().data_ptr() == found["views"][2].untyped_storage().data_ptr()
-    assert found["storage"].data_ptr() == found["views"][2].untyped_storage().data_ptr()
+    assert found["storage"].tolist() == what["storage"].tolist()
     assert found["managed"][0].untyped_storage().data_ptr() == found["managed"][1].untyped_storage().data_ptr()
     assert found["marked"].remark == "kept" and isinstance(found["subclass"], Marked)
     assert found["meta"].is_meta and found["quantized"].is_quantized and found["else"] == what["else"]
@@ -195,3 +195,48 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 ebb.save(model.state_dict(), PATH)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, count * bytes)
 """
+
+
+def test_one_storage_under_two_types_is_refused(home, tmp_path):
+    tensor = torch.arange(4.0)
+    home.manage([tensor], minimum_bytes=0)
+    for other in (tensor.view(torch.int32), tensor.untyped_storage()):
+        with pytest.raises(RuntimeError, match="different types"):
+            ebb.save([tensor, other], tmp_path / "checkpoint.pt")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_signal_while_a_file_is_written_is_an_error_and_no_more(tmp_path):
+    run_python(f"PATH = {str(tmp_path / 'checkpoint.pt')!r}" + INTERRUPTED, timeout=60)
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+INTERRUPTED = """
+import signal, torch, ebb
+ebb.save(torch.ones(3), PATH)
+tensors = [torch.ones(1 << 22) for _ in range(8)]
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+interrupted = 0
+for n in range(12):
+    signal.setitimer(signal.ITIMER_REAL, 0.01 + 0.007 * n)
+    try:
+        ebb.save(tensors, PATH)
+    except KeyboardInterrupt:
+        interrupted += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+assert interrupted > 0
+ebb.save(torch.ones(3), PATH)
+"""
+
+
+def test_links_and_permissions_stay(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ebb.save(torch.ones(2), os.fsencode(elsewhere / "checkpoint.pt"))
+    (elsewhere / "checkpoint.pt").chmod(0o600)
+    (tmp_path / "latest.pt").symlink_to(elsewhere / "checkpoint.pt")
+    ebb.save(torch.ones(3), tmp_path / "latest.pt")
+    assert (tmp_path / "latest.pt").is_symlink() and torch.load(elsewhere / "checkpoint.pt").numel() == 3
+    assert (elsewhere / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        ebb.save(torch.ones(3), elsewhere)
