@@ -27,6 +27,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         model.load_state_dict(known["model"])
         optimizer.load_state_dict(known["optimizer"])
 
+    torch.load has all tensors on the CPU then, whatever device they were on: not all of them need fit on that.
+
     obj: what torch.save takes. An ebb.AdamW in it is written as its state_dict(), without copies of all states.
     path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
         the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
@@ -72,7 +74,7 @@ class _Pickler(pickle.Pickler):
         elif isinstance(obj, _JoinedStorage):
             part = obj.parts[0]
             kind = getattr(torch, part._typed_storage()._pickle_storage_type())
-            return "storage", kind, self._add(obj, obj.read), str(part.device), obj.numel
+            return "storage", kind, self._add(obj, obj.read), "cpu", obj.numel
         else:
             return None
         if storage._cdata not in self._known:
@@ -80,7 +82,7 @@ class _Pickler(pickle.Pickler):
         key, known_kind = self._known[storage._cdata]
         if kind is not known_kind:  # as torch.save, whose loader gives a storage one type
             raise RuntimeError("Cannot save multiple tensors or storages that view the same data as different types")
-        return "storage", kind, key, torch.serialization.location_tag(storage), numel
+        return "storage", kind, key, "cpu", numel
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, AdamW):
