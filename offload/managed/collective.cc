@@ -43,7 +43,7 @@ class Watched {
     std::vector<Entry> over;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
     const auto first_over =
-        std::ranges::partition(entries_, [](const Entry& each) { return each.work.use_count() > 1; }).begin();
+        std::partition(entries_.begin(), entries_.end(), [](const Entry& each) { return each.work.use_count() > 1; });
     over.assign(std::make_move_iterator(first_over), std::make_move_iterator(entries_.end()));
     entries_.erase(first_over, entries_.end());
     entries_.push_back({std::move(work), std::move(held)});
