@@ -75,8 +75,9 @@ class Offloader {
   // Call manage before forward: views and saves that exist already stay outside, and get c10::Error. So does whatever
   // asks for memory without an operation (data_ptr(), numpy(), torch::save of a module): save copies, as tensor.cpu()
   // or tensor.clone(). A write that autograd's schemas do not declare is seen for operations that are not LibTorch's
-  // own (c10d), if it is over when the operation returns. Two backward passes at once must not add to one managed leaf.
-  // Memory of another stream than the current one is freed behind the current one, too.
+  // own (c10d), if the write is over when the operation returns, or on a CPU when a process group's work is. Two
+  // backward passes at once must not add to one managed leaf. Memory of another stream than the current one is freed
+  // behind the current one, too.
   //
   // Parameters in CPU memory are first moved to the offloader's GPU, as Module::to moves them, but one after the other:
   // so a model may be larger than the GPU's memory. Buffers stay where they are.
