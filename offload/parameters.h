@@ -12,15 +12,18 @@ namespace ebb {
 // How Offloader::manage keeps parameters.
 struct Parameters {
   // The most bytes of managed storages that are on the device at once, with what is being prefetched and what is being
-  // copied home. An operation whose own storages take more gets them all the same.
-  std::uint64_t device_bytes = 0;
+  // copied home. An operation whose own storages take more gets them all the same. nullopt: the plan for
+  // Options::device_budget decides, which has to be in bytes or a share of free memory; before there is a plan, a
+  // quarter of the budget.
+  std::optional<std::uint64_t> device_bytes;
 
   // So many bytes of managed storages stay on the device for good, beside `device_bytes`, and have no home: parameters
   // in the order in which manage() gets them, then optimizer states in the order in which they are made, each that
   // still finds room. Gradients are not among them.
   std::uint64_t resident_bytes = 0;
 
-  // How far ahead of its use a storage is fetched, in bytes of storages; nullopt: half of `device_bytes`.
+  // How far ahead of its use a storage is fetched, in bytes of storages; nullopt: half of the bound, and
+  // at most 2 GB.
   std::optional<std::uint64_t> prefetch_bytes;
 
   // Smaller storages stay on the device: biases and the scales of norms take little, and kernels that read their memory

@@ -23,8 +23,9 @@ struct PlanReport {
   bool metered = false;  // true: peaks are of the process's device memory; false: of saved tensors only
   bool on_cpu = false;   // compute and copies share the cores
   Prediction predicted;
-  bool fits = false;               // whether the plan fits into the budget
-  std::optional<StepCost> actual;  // of the second step that followed the plan, once that step is over
+  bool fits = false;                    // whether the plan fits into the budget
+  std::optional<ManagedShare> managed;  // where the plan decides about managed storages
+  std::optional<StepCost> actual;       // of the second step that followed the plan, once that step is over
 };
 
 }  // namespace ebb

@@ -3,6 +3,7 @@
 #include <utility>
 #include <variant>
 
+#include "policy/joint_planner.h"
 #include "policy/planner.h"
 
 namespace ebb {
@@ -14,6 +15,9 @@ class GoalPlanner {
       : record_(record), host_bytes_(host_bytes), rates_(rates) {}
 
   Plan operator()(const DeviceBytes& goal) const {
+    if (!record_.managed.empty()) {
+      return make_joint_plan(record_, goal, host_bytes_, rates_);
+    }
     Plan plan = within(goal.bytes);
     if (!plan.fits) {
       plan = (*this)(LeastMemory{});

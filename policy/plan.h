@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "policy/budget.h"
+#include "policy/managed_traffic.h"
 #include "policy/policy.h"
 #include "policy/transfer_schedule.h"
 
@@ -33,6 +35,20 @@ struct Prediction {
   std::uint64_t recomputed_bytes = 0;
 };
 
+// What managed storages have of the device and of the link under a plan, and what that leaves to the plan's storages.
+struct ManagedShare {
+  std::uint64_t device_bytes = 0;  // the bound of managed storages on the device
+  ManagedTraffic traffic;          // of a period
+  double between_ms = 0;           // the least that the copies between two steps take
+
+  // How the step with these managed storages differs from the recorded one.
+  std::int64_t more_bytes = 0;  // of other memory
+  double forward_stretch = 1;   // the factor by which forward takes longer, because managed storages are waited for
+  double backward_stretch = 1;  // and backward
+  double out_part = 1;          // the part of the lane out that is left in forward
+  double in_part = 1;           // the part of the lane in that is left in backward
+};
+
 // A decision for each storage of a StepRecord, and the schedule of the copies.
 struct Plan {
   std::vector<Decision> decisions;
@@ -40,6 +56,7 @@ struct Plan {
   std::uint64_t device_bytes = kUnlimited;  // the limit that the plan is made for
   TransferSchedule schedule;                // of the copies, within device_bytes
   bool fits = false;                        // false: no plan was found within device_bytes and the host's limit
+  std::optional<ManagedShare> managed;      // where StepRecord::managed has uses
 };
 
 }  // namespace ebb

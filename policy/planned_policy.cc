@@ -4,8 +4,8 @@
 #include <utility>
 #include <variant>
 
+#include "policy/joint_planner.h"
 #include "policy/planner.h"
-#include "policy/predict.h"
 
 namespace ebb {
 namespace {
@@ -133,7 +133,8 @@ void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
     }
   }
   known->record = record;
-  if (++known->records >= kRecordedSteps) {
+  const int wanted = record.awaits_managed ? kMostRecordedSteps : kRecordedSteps;
+  if (++known->records >= wanted) {
     make_plan_of(*known);
   }
 }
@@ -150,9 +151,9 @@ double PlannedPolicy::slowdown_that_explains(const Known& known, double step_ms)
   constexpr double kNear = 0.05;
   constexpr double kMost = 16;
   constexpr int kHalvings = 12;
+  const Limits limits{known.plan->device_bytes, host_bytes_};
   const auto predicted_ms = [&](double slowdown) {
-    const Limits limits{known.plan->device_bytes, host_bytes_};
-    return Predictor(known.record, limits, slower(rates(known), slowdown)).predict(known.plan->decisions).step_ms;
+    return predict(*known.plan, known.record, limits, slower(rates(known), slowdown)).step_ms;
   };
   if (step_ms < predicted_ms(1) * (1 + kNear) || predicted_ms(kMost) < step_ms) {
     return 1;

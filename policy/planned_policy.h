@@ -24,7 +24,8 @@ namespace ebb {
 // whether a storage can be recomputed, because that depends on the decisions about the recipe's inputs.) In a step with
 // a new signature every storage that can be recomputed is recomputed and the rest is offloaded, which takes the least
 // memory, and the runtime records when each storage is saved and needed. The plan is made from the second such step,
-// because the first step also loads kernels and makes host memory ready. A step that strays from its plan follows
+// because the first step also loads kernels and makes host memory ready; with managed storages, from the third, because
+// the optimizer makes its states in the first. A step that strays from its plan follows
 // another plan if the step has begun like that plan. Otherwise the step goes on as a step with a new signature does,
 // and the next steps are recorded until the strayed step has a plan. A few plans are kept side by side (training and
 // evaluation, buckets of sequence length); the plan that was unused longest is forgotten first.
@@ -34,6 +35,7 @@ class PlannedPolicy final : public Policy {
  public:
   static constexpr std::size_t kMaxPlans = 16;
   static constexpr int kRecordedSteps = 2;      // how many steps of a signature are recorded before a plan is made
+  static constexpr int kMostRecordedSteps = 4;  // if the uses of managed storages do not become known before
   static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
   static constexpr int kMemoryCorrections = 4;  // and for taking more than its budget
 

@@ -34,8 +34,11 @@ std::uint64_t over(std::uint64_t bytes, std::uint64_t limit) { return bytes > li
 
 class Search {
  public:
-  Search(const StepRecord& record, const Limits& limits, const LinkRates& rates)
-      : record_(record), limits_(limits), predictor_(record, limits, rates) {
+  Search(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort)
+      : record_(record),
+        limits_(limits),
+        predictor_(record, limits, rates),
+        most_tries_(static_cast<std::size_t>(effort * kTries)) {
     sort_by_cost();
   }
 
@@ -205,7 +208,7 @@ class Search {
           best = at;
         }
       }
-      if (step <= grain_ || tried_ > kTries) {
+      if (step <= grain_ || tried_ > most_tries_) {
         return;
       }
       from = std::max(from + step, best) - step;
@@ -216,7 +219,7 @@ class Search {
   // Changes single decisions, then two together, and so on; after a change that helps, single decisions again.
   void change_decisions() {
     const auto most = static_cast<int>(record_.storages.size());
-    for (int together = 1; together <= most && tried_ <= kTries;) {
+    for (int together = 1; together <= most && tried_ <= most_tries_;) {
       const bool better = together == 1 ? change_one() : change_together(together);
       together = better ? 1 : together + 1;
     }
@@ -238,7 +241,7 @@ class Search {
     if (count == 0) {
       return change(changes);
     }
-    for (Index i = 0; i < below && tried_ <= kTries; ++i) {
+    for (Index i = 0; i < below && tried_ <= most_tries_; ++i) {
       for (const Decision decision : kAll) {
         if (is_change(i, decision)) {
           changes.emplace_back(i, decision);
@@ -266,7 +269,7 @@ class Search {
 
   // Tries the best decisions with `changes`. Returns whether the result is better than the best so far.
   bool change(const std::vector<Change>& changes) {
-    if (tried_ > kTries) {
+    if (tried_ > most_tries_) {
       return false;
     }
     std::vector<Decision> changed = best_.decisions;
@@ -281,6 +284,7 @@ class Search {
   const StepRecord& record_;
   const Limits limits_;
   const Predictor predictor_;
+  const std::size_t most_tries_;
   const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
   std::vector<Index> cheapest_;  // the storages that can be recomputed, as sort_by_cost() leaves them
   std::map<std::size_t, Score> with_recomputed_;
@@ -291,8 +295,8 @@ class Search {
 
 }  // namespace
 
-Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
-  return Search(record, limits, rates).run();
+Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort) {
+  return Search(record, limits, rates, effort).run();
 }
 
 }  // namespace ebb

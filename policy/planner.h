@@ -24,11 +24,15 @@ namespace ebb {
 //
 // Nothing is moved or recomputed if the step fits with everything kept. If no plan is found that fits, the result is
 // the plan that passes the limits by least, with `fits` false.
-[[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates);
+//
+// `effort`: the part of the usual tries to spend, in (0, 1].
+[[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort = 1);
 
 // Makes the plan for a goal, with at most `host_bytes` offloaded. The plan for Slowdown is found by bisection over the
-// device's limit, which makes some ten plans. `fits` is false only where DeviceBytes cannot be met. The result is then
-// the plan for LeastMemory, so its predicted peak is a limit that can be met.
+// device's limit, which makes some ten plans. The plan for DeviceBytes decides about managed storages too, if the
+// record has any (joint_planner.h); the other goals leave them as they were recorded. `fits` is false only where
+// DeviceBytes cannot be met. The result is then the plan for LeastMemory, so its predicted peak is a limit that can be
+// met.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
                              const LinkRates& rates);
 

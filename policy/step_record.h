@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "policy/managed_use.h"
 #include "policy/policy.h"
 
 namespace ebb {
@@ -40,6 +41,13 @@ struct StepRecord {
   std::vector<Level> other;
   double backward_ms = 0;  // backward begins
   double end_ms = 0;       // backward ends
+
+  // What a plan is to decide together with the storages: the uses of managed storages in a period, in order. Empty: the
+  // program manages nothing, or has set the bound itself. The other memory has the managed storages that were on the
+  // device under the bound `managed_device_bytes`; 0: the other memory has none of them.
+  std::vector<ManagedUse> managed{};
+  std::uint64_t managed_device_bytes = 0;
+  bool awaits_managed = false;  // the uses are not known yet, and a later record has them
 };
 
 }  // namespace ebb

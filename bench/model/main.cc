@@ -38,6 +38,34 @@ std::uint64_t taken_bytes(c10::Device device) {
                          : static_cast<std::uint64_t>(allocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
 }
 
+std::uint64_t bytes_of(const EachPhase<ManagedTraffic::Lane>& lanes) {
+  return std::accumulate(lanes.begin(), lanes.end(), std::uint64_t{0},
+                         [](std::uint64_t bytes, const ManagedTraffic::Lane& lane) { return bytes + lane.bytes; });
+}
+
+// What a plan predicts, and what a step that followed the plan took.
+nlohmann::json json_of(const PlanReport& plan) {
+  nlohmann::json row{{"all_kept_ms", plan.all_kept_ms},
+                     {"predicted_ms", plan.predicted.step_ms},
+                     {"predicted_peak_bytes", plan.predicted.peak_bytes},
+                     {"kept_bytes", plan.predicted.kept_bytes},
+                     {"offloaded_bytes", plan.predicted.offloaded_bytes},
+                     {"recomputed_bytes", plan.predicted.recomputed_bytes},
+                     {"recompute_ms", plan.predicted.recompute_ms},
+                     {"fits", plan.fits}};
+  if (plan.actual) {
+    row["actual_ms"] = plan.actual->ms;
+    row["actual_peak_bytes"] = plan.actual->peak_bytes;
+  }
+  if (plan.managed) {
+    row["managed_bytes"] = plan.managed->device_bytes;
+    row["managed_in_bytes"] = bytes_of(plan.managed->traffic.in);
+    row["managed_out_bytes"] = bytes_of(plan.managed->traffic.out);
+    row["between_ms"] = plan.managed->between_ms;
+  }
+  return row;
+}
+
 nlohmann::json measure(const ModelOptions& options, const std::string& config, c10::Device device,
                        DeviceMemory& memory) {
   using Clock = std::chrono::steady_clock;
@@ -58,7 +86,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
                      {"update", options.update_name()},
                      {"batch", options.batch},
                      {"sequence", options.sequence},
-                     {"managed_bound_bytes", config == "managed" ? options.managed_bytes : 0},
+                     {"budget_bytes", config == "managed" ? options.budget_bytes.value_or(0) : 0},
                      {"cap_bytes", options.cap_bytes.value_or(0)},
                      {"device", device_name(device)},
                      {"made_ms", since(start)}};
@@ -75,6 +103,9 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
     if (i == options.warm_up - 1 || i == options.warm_up + options.steps - 1) {
       synchronize(device);  // the copies, too
     }
+    if (i == options.warm_up - 1) {
+      training.offloader().reset_stats();
+    }
     (i < options.warm_up ? warm_up_ms : ms).push_back(since(begin));
     if (is_traced && config == "managed") {
       write_atomic_file(options.trace, chrome_trace(training.offloader().take_trace()));
@@ -88,15 +119,19 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
   row["tokens_per_s"] = tokens / row["ms_mean"].get<double>() * 1e3;
   row["peak_bytes"] = memory.peak_bytes();
   row["taken_bytes"] = taken_bytes(device);
+  row["managed_bound_bytes"] = stats.managed_on_device.capacity_bytes;
   row["managed_bytes"] = stats.managed.bytes;
   row["managed_bytes_per_parameter"] = static_cast<double>(stats.managed.bytes) / parameters;
   row["managed_peak_bytes"] = stats.managed_on_device.peak_bytes;
-  row["prefetched_bytes"] = stats.managed_prefetched.bytes;  // of all steps
+  row["prefetched_bytes"] = stats.managed_prefetched.bytes;  // of the timed steps
   row["fetched_late_bytes"] = stats.managed_fetched_late.bytes;
   row["resident_bytes"] = stats.managed_resident.now_bytes;
   row["pool_bytes"] = stats.pool.capacity_bytes;  // homes, and inputs of blocks
   row["pool_peak_bytes"] = stats.pool.peak_bytes;
   row["weights"] = training.weights();
+  if (const std::optional<PlanReport> plan = training.offloader().plan_report()) {
+    row["plan"] = json_of(*plan);
+  }
   return row;
 }
 

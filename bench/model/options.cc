@@ -55,6 +55,12 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       ->transform(size_text());
   app.add_option("--managed", options.managed_bytes, "The most bytes of managed tensors on the device; default: 6GB")
       ->transform(size_text());
+  app.add_option("--budget", options.budget_bytes,
+                 "A budget of device memory, whose plan decides in place of --managed what is on the device, and which "
+                 "blocks run again")
+      ->transform(size_text());
+  app.add_option("--prefetch", options.prefetch_bytes, "How far ahead managed tensors are fetched; default: ebb's")
+      ->transform(size_text());
   app.add_option("--resident", options.resident_bytes,
                  "So many bytes of managed tensors stay on the device; default: 0")
       ->transform(size_text());

@@ -22,7 +22,9 @@ struct ModelOptions {
   std::string device = "auto";
   UpdateIn update = UpdateIn::kBackward;
   std::optional<std::uint64_t> cap_bytes;       // of the device's memory
-  std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes
+  std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes, without a budget
+  std::optional<std::uint64_t> budget_bytes;    // Options::device_budget, whose plan decides about all
+  std::optional<std::uint64_t> prefetch_bytes;  // Parameters::prefetch_bytes
   std::uint64_t resident_bytes = 0;             // Parameters::resident_bytes
   int warm_up = 3;                              // steps
   int steps = 3;                                // timed

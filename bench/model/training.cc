@@ -20,9 +20,13 @@ constexpr std::uint64_t kWeightSeed = 1;
 constexpr std::uint64_t kTokenSeed = 2;
 constexpr double kLearningRate = 1e-4;
 
-Options offloader_options(const ModelOptions& model, c10::Device device) {
+Options offloader_options(const ModelOptions& model, c10::Device device, bool managed) {
   Options options;
   options.device = device;
+  if (managed && model.budget_bytes) {
+    options.device_budget = DeviceBytes{*model.budget_bytes};
+    options.device_budget_is_a_wish = true;
+  }
   options.record_trace = !model.trace.empty();
   return options;
 }
@@ -41,13 +45,16 @@ at::Tensor random_tokens(const ModelOptions& options, std::int64_t vocab, std::u
 }  // namespace
 
 Training::Training(const ModelOptions& options, c10::Device device, bool managed)
-    : offloader_(offloader_options(options, device)),
+    : offloader_(offloader_options(options, device, managed)),
       model_(options.model(), options.sequence, kWeightSeed,
              at::TensorOptions().device(device).dtype(options.dtype == "float32" ? at::kFloat : at::kBFloat16),
              [&](const at::Tensor& parameter) {
                if (managed) {
                  Parameters how;
-                 how.device_bytes = options.managed_bytes;
+                 if (!options.budget_bytes) {
+                   how.device_bytes = options.managed_bytes;
+                 }
+                 how.prefetch_bytes = options.prefetch_bytes;
                  how.resident_bytes = options.resident_bytes;
                  how.minimum_bytes = 64 << 10;  // all matrices of the smallest shape
                  offloader_.manage({parameter}, how);

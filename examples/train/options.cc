@@ -156,7 +156,8 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->type_name("HOME")
       ->transform(home())
       ->group(group);
-  app.add_option("--managed-bytes", o.managed_bytes, "The most of all these on the device at once (default: 64MiB)")
+  app.add_option("--managed-bytes", o.managed_bytes,
+                 "The most of all these on the device at once (default: 64MiB; with a budget, what its plan says)")
       ->transform(size)
       ->group(group);
   app.add_option(

@@ -44,9 +44,10 @@ struct TrainOptions {
 
   bool offload = true;
   std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
-  std::optional<Home> managed;                      // where weights and gradients live; nullopt: on the device
-  std::optional<Home> optimizer_home;               // and what the optimizer keeps
-  std::optional<std::uint64_t> managed_bytes;       // at the most so many bytes of these on the device; nullopt: 64 MiB
+  std::optional<Home> managed;                 // where weights and gradients live; nullopt: on the device
+  std::optional<Home> optimizer_home;          // and what the optimizer keeps
+  std::optional<std::uint64_t> managed_bytes;  // at the most so many bytes of these on the device; nullopt: 64 MiB,
+                                               // or what a budget's plan says
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan
   Recompute recompute = Recompute::kNo;             // storages of at most this cost are recomputed instead of moved

@@ -180,12 +180,7 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
     }
     return;
   }
-  const std::shared_ptr<ManagedSet> set =
-      runtime->managed({.device_bytes = how.device_bytes,
-                        .prefetch_bytes = how.prefetch_bytes.value_or(how.device_bytes / 2),
-                        .minimum_bytes = how.minimum_bytes,
-                        .resident_bytes = how.resident_bytes,
-                        .states = how.states});
+  const std::shared_ptr<ManagedSet> set = runtime->managed(how);
   for (const at::Tensor& tensor : tensors) {
     move_from_cpu(tensor, device());
     if (how.weights) {

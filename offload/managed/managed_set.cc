@@ -11,6 +11,8 @@
 
 #include "offload/base/log.h"
 #include "offload/interpreter.h"
+#include "offload/planning/step_recorder.h"
+#include "policy/managed_traffic.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -27,7 +29,7 @@ bool belongs_to_others(const c10::DataPtr& data) {
 }  // namespace
 
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
-    : residency_(std::move(residency)), limits_(limits) {}
+    : residency_(std::move(residency)), limits_(limits), device_bytes_(limits.device_bytes) {}
 
 bool ManagedSet::takes(const at::Tensor& tensor) const {
   return tensor.defined() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
@@ -103,6 +105,9 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   }
   storages_[*item] =
       make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
+  if (log_) {
+    slot == nullptr ? log_->use(*item, storage.nbytes(), /*written=*/true) : log_->made(*item, storage.nbytes());
+  }
   return storages_[*item];
 }
 
@@ -116,14 +121,19 @@ std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
   return resident_.hold(bytes);
 }
 
-bool ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
+bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
   TORCH_CHECK(
       !residency_->tier().captures(),
       "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "
       "memory that comes and goes");
+  const bool waits = !std::ranges::all_of(uses, [](const Use& use) { return use.storage->is_installed(); });
+  const std::shared_ptr<StepRecorder> recorder = waits ? recorder_on(stream) : nullptr;
+  const StepRecorder::ClockPause pause(recorder.get());
+  log_operation();
   bool is_news = false;
-  for (const Stored& storage : storages) {
-    is_news = note_use(*storage) || is_news;
+  for (const Use& use : uses) {
+    const Stored& storage = use.storage;
+    is_news = note_use(use) || is_news;
     if (storage->is_at_home()) {
       fetched_late_.add(storage->bytes());
       // A use gets its bytes, room or not.
@@ -136,6 +146,8 @@ bool ManagedSet::bring(std::span<const Stored> storages, c10::Stream stream) {
 
 void ManagedSet::prefetch() noexcept {
   const WithoutInterpreterLock without;
+  const std::shared_ptr<StepRecorder> recorder = recorder_on(residency_->tier().current_stream());
+  const StepRecorder::ClockPause pause(recorder.get());
   try {
     static_cast<void>(prefetch_expected(CopiesHome::kBlock));
   } catch (...) {
@@ -156,9 +168,60 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
 }
 
 // Returns whether what is expected next may have changed.
-bool ManagedSet::note_use(const ManagedStorage& storage) {
+bool ManagedSet::note_use(const Use& use) {
   const MutexLock lock(mutex_);
-  return history_.use(storage.item());
+  if (log_) {
+    log_->use(use.storage->item(), use.storage->bytes(), use.written);
+  }
+  return history_.use(use.storage->item());
+}
+
+void ManagedSet::log_operation() {
+  const MutexLock lock(mutex_);
+  if (log_) {
+    log_->operation_begins();
+  }
+}
+
+void ManagedSet::step_begins() {
+  const MutexLock lock(mutex_);
+  if (!log_) {
+    log_.emplace();
+  }
+  log_->step_begins();
+}
+
+void ManagedSet::record_by(const std::shared_ptr<StepRecorder>& recorder) {
+  const MutexLock lock(mutex_);
+  recorder_ = recorder;
+}
+
+void ManagedSet::backward_begins() {
+  const MutexLock lock(mutex_);
+  if (log_) {
+    log_->backward_begins();
+  }
+}
+
+void ManagedSet::backward_is_over() {
+  const MutexLock lock(mutex_);
+  if (log_) {
+    log_->backward_is_over();
+  }
+}
+
+std::optional<std::vector<ManagedUse>> ManagedSet::last_period() {
+  const MutexLock lock(mutex_);
+  return log_ ? log_->last_period() : std::nullopt;
+}
+
+// The recorder of the step that is under way, if the step's clock is this stream's.
+std::shared_ptr<StepRecorder> ManagedSet::recorder_on(c10::Stream stream) {
+  const std::shared_ptr<StepRecorder> recorder = [&] {
+    const MutexLock lock(mutex_);
+    return recorder_.lock();
+  }();
+  return recorder != nullptr && recorder->is_on(stream) ? recorder : nullptr;
 }
 
 // Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. kNotYet: they
@@ -167,7 +230,7 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
   // One sixteenth more than is needed goes home, so that the lane out has the next copies when one is done. On an H100,
   // a step of 1.5 billion parameters within 6 GB took 613 ms without, 469 with a sixteenth and 538 with an eighth.
   constexpr std::uint64_t kPart = 16;
-  const std::uint64_t limit = limits_.device_bytes;
+  const std::uint64_t limit = device_bytes_;
   const std::uint64_t limit_of_staying = limit - limit / kPart;
   let_go_of_arrived();
   while (gauges_.on_device.now_bytes() + bytes > limit) {
@@ -237,7 +300,7 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
         return true;
       }
       ahead += storage->bytes();
-      if (ahead > limits_.prefetch_bytes) {
+      if (ahead > limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_))) {
         return false;
       }
       if (!storage->is_here()) {
@@ -348,7 +411,7 @@ void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
 }
 
 void ManagedSet::add_to(Stats& stats) {
-  stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), limits_.device_bytes};
+  stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), device_bytes_};
   stats.managed_prefetched = {prefetched_.tensors, prefetched_.bytes};
   stats.managed_fetched_late = {fetched_late_.tensors, fetched_late_.bytes};
   stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};

@@ -14,12 +14,16 @@
 
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/use_history.h"
+#include "offload/managed/use_log.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
 #include "offload/stats.h"
+#include "policy/managed_use.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
+
+class StepRecorder;
 
 // The managed storages of one offloader: which of them are on the device, within a bound in bytes. The order in which
 // the program uses them is learned (UseHistory). What is expected next is prefetched, and what is expected last leaves
@@ -27,7 +31,8 @@ namespace ebb {
 //
 // Note [The bound of managed storages]
 // `device_bytes` bounds the bytes on the device, of prefetches and of copies out that are under way too. One operation
-// needs all of its storages at once, and gets them, whatever the bound is.
+// needs all of its storages at once, and gets them, whatever the bound is. The bound is the program's, or a plan's,
+// which then may change it from step to step.
 //
 // Note [The host's lead]
 // On a GPU the host is ahead of the device: it asks for a storage long before the device uses the storage, and it sees
@@ -42,7 +47,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
  public:
   struct Limits {
     std::uint64_t device_bytes = 0;
-    std::uint64_t prefetch_bytes = 0;  // how far ahead of its use a storage may be fetched, in bytes of storages
+    // How far ahead of its use a storage may be fetched, in bytes of storages; nullopt: fetched_ahead().
+    std::optional<std::uint64_t> prefetch_bytes;
     std::uint64_t minimum_bytes = 0;   // smaller storages stay where they are
     std::uint64_t resident_bytes = 0;  // of those that stay on the device
     bool states = true;                // whether those that an optimizer makes are managed
@@ -76,10 +82,16 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // there is no room. Throws as Residency::check_process.
   [[nodiscard]] std::optional<Gauge::Lease> keep(std::uint64_t bytes);
 
+  // A storage that an operation uses, and whether the operation may write to it.
+  struct Use {
+    std::shared_ptr<ManagedStorage> storage;
+    bool written = false;
+  };
+
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
   // prefetches what is expected next. The caller has called begin_use() of each. Returns whether more is to be
   // prefetched by prefetch(), once the caller has begun its work and called end_use(). Throws as ManagedStorage::bring.
-  [[nodiscard]] bool bring(std::span<const std::shared_ptr<ManagedStorage>> storages, c10::Stream stream);
+  [[nodiscard]] bool bring(std::span<const Use> uses, c10::Stream stream);
 
   // Prefetches what is expected next, for which copies home have to be done. Blocks the calling thread until then: see
   // Note [The host's lead].
@@ -100,7 +112,19 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // True once.
   [[nodiscard]] bool is_first_refusal() noexcept { return !refused_.exchange(true); }
 
-  [[nodiscard]] std::uint64_t device_bytes() const { return limits_.device_bytes; }
+  // The bound. A lower one is kept from the next call of fit(), or the next fetch, on.
+  [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }
+  void set_device_bytes(std::uint64_t bytes) { device_bytes_ = bytes; }
+  [[nodiscard]] bool is_over_bound() const { return gauges_.on_device.now_bytes() > device_bytes_; }
+
+  // For a plan that sets the bound: the uses are logged from the first of these calls on. `recorder`: of the step that
+  // begins or goes on, whose clock is to stand still while the device waits for managed storages; null for none.
+  void step_begins();
+  void record_by(const std::shared_ptr<StepRecorder>& recorder);
+  void backward_begins();
+  void backward_is_over();
+  [[nodiscard]] std::optional<std::vector<ManagedUse>> last_period();  // as UseLog's
+
   [[nodiscard]] bool takes_states() const { return limits_.states; }
 
   [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
@@ -139,7 +163,9 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
-  bool note_use(const ManagedStorage& storage);
+  bool note_use(const Use& use);
+  void log_operation();
+  [[nodiscard]] std::shared_ptr<StepRecorder> recorder_on(c10::Stream stream);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   bool block_for_oldest();
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
@@ -153,6 +179,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
+  std::atomic<std::uint64_t> device_bytes_;
   ManagedStorage::Gauges gauges_;
   Gauge resident_;
   AtomicCount prefetched_;
@@ -161,6 +188,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
 
   Mutex mutex_;
   UseHistory history_ EBB_GUARDED_BY(mutex_);
+  std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
+  std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);

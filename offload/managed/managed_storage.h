@@ -59,9 +59,10 @@ class ManagedStorage {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
 
-  // Whether the StorageImpl has the memory, or a copy in is under way; whether the state is kLeaving; or kHome. Only
-  // hints: another thread may change that.
+  // Whether the StorageImpl has the memory, or a copy in is under way; whether the state is kInstalled, kLeaving or
+  // kHome. Only hints: another thread may change that.
   [[nodiscard]] bool is_here() const { return state_ == State::kInstalled || state_ == State::kArriving; }
+  [[nodiscard]] bool is_installed() const { return state_ == State::kInstalled; }
   [[nodiscard]] bool is_leaving() const { return state_ == State::kLeaving; }
   [[nodiscard]] bool is_at_home() const { return state_ == State::kHome; }
 

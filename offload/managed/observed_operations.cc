@@ -48,8 +48,8 @@ class Uses {
   Uses(const Uses&) = delete;
   Uses& operator=(const Uses&) = delete;
   ~Uses() {
-    for (std::size_t i = 0; i < storages_.size(); ++i) {
-      storages_[i]->end_use(written_[i]);
+    for (const ManagedSet::Use& use : uses_) {
+      use.storage->end_use(use.written);
     }
     for (const std::shared_ptr<ManagedSet>& set : to_prefetch_) {
       set->prefetch();
@@ -64,18 +64,16 @@ class Uses {
     if (found.managed == nullptr) {
       return;
     }
-    const auto known = std::ranges::find(storages_, found.managed);
-    if (known != storages_.end()) {
-      bool& known_written = written_[static_cast<std::size_t>(known - storages_.begin())];
-      known_written = known_written || written;
+    const auto known = std::ranges::find(uses_, found.managed, &ManagedSet::Use::storage);
+    if (known != uses_.end()) {
+      known->written = known->written || written;
       return;
     }
     found.set->residency().check_process();
     if (found.work != nullptr) {
       found.work->before_use();
     }
-    storages_.push_back(found.managed);
-    written_.push_back(written);
+    uses_.push_back({found.managed, written});
     sets_.push_back(found.set);
     found.managed->begin_use();
   }
@@ -99,13 +97,13 @@ class Uses {
   }
 
   void bring() {
-    for (std::size_t begin = 0; begin < storages_.size();) {
+    for (std::size_t begin = 0; begin < uses_.size();) {
       std::size_t end = begin + 1;
-      while (end < storages_.size() && sets_[end] == sets_[begin]) {
+      while (end < uses_.size() && sets_[end] == sets_[begin]) {
         ++end;
       }
       ManagedSet& set = *sets_[begin];
-      if (set.bring({storages_.data() + begin, end - begin}, set.residency().tier().current_stream())) {
+      if (set.bring({uses_.data() + begin, end - begin}, set.residency().tier().current_stream())) {
         to_prefetch_.push_back(sets_[begin]);
       }
       begin = end;
@@ -114,9 +112,8 @@ class Uses {
 
  private:
   c10::SmallVector<std::shared_ptr<ManagedSet>, 1> to_prefetch_;  // when the use is over
-  c10::SmallVector<bool, 4> written_;
-  c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;  // destroyed after the storages
-  c10::SmallVector<std::shared_ptr<ManagedStorage>, 4> storages_;
+  c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;         // destroyed after the storages
+  c10::SmallVector<ManagedSet::Use, 4> uses_;
 };
 
 // Whether the operation takes a tensor's sizes and kind alone, and makes a new one of which all elements are equal.

@@ -119,6 +119,12 @@ void PlanLifecycle::warn_if_over_budget() {
               ": more than was predicted. A smaller budget would leave room for the difference.");
 }
 
+std::optional<std::uint64_t> PlanLifecycle::first_managed_bytes() const {
+  constexpr std::uint64_t kPart = 4;
+  const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
+  return budget == nullptr ? std::nullopt : std::optional(budget->bytes / kPart);
+}
+
 std::optional<PlanReport> PlanLifecycle::report() const {
   const std::optional<PlannedPolicy::Known> known = policy_->last_plan();
   if (!known) {
@@ -135,6 +141,7 @@ std::optional<PlanReport> PlanLifecycle::report() const {
   report.on_cpu = tier_->device().is_cpu();
   report.predicted = known->plan->predicted;
   report.fits = known->plan->fits;
+  report.managed = known->plan->managed;
   if (measured_.plan == known->plan) {
     report.actual = measured_.cost;
   }

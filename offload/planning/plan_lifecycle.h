@@ -49,6 +49,13 @@ class PlanLifecycle {
   // Takes the record of a step that is over. `plan`: the plan that the step followed; null for none.
   void learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record);
 
+  // The bound for managed storages in a step that follows no plan: a quarter of the budget. nullopt where the goal is
+  // not in bytes.
+  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const;
+
+  // Whether records have other memory, managed storages among it.
+  [[nodiscard]] bool is_metered() const { return meter_ != nullptr; }
+
   // As Offloader::plan_report and Offloader::explain return them.
   [[nodiscard]] std::optional<PlanReport> report() const;
   [[nodiscard]] std::string explain() const;

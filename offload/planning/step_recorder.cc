@@ -21,6 +21,11 @@ StepRecorder::StepRecorder(std::shared_ptr<Tier> tier, std::shared_ptr<DeviceAcc
       step_(step),
       evictions_before_(account_->evictions) {}
 
+bool StepRecorder::is_on(c10::Stream stream) const {
+  const MutexLock lock(mutex_);
+  return !over_ && stream_ == stream;
+}
+
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
                                   std::weak_ptr<const void> held) {
   std::uint32_t index = 0;

@@ -53,6 +53,9 @@ class StepRecorder {
   // The number that the policy knows the step by.
   [[nodiscard]] std::uint64_t step() const { return step_; }
 
+  // Whether the step's clock is this stream's.
+  [[nodiscard]] bool is_on(c10::Stream stream) const;
+
   // Notes that a storage is about to be saved, and returns its index. `recompute`, `inputs`: as in StorageRecord.
   // `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has let go
   // of the storage when nothing but this reference is left.

@@ -133,6 +133,19 @@ std::string trust(const PlanReport& report) {
                                    : "";
 }
 
+// What managed storages take of the device and of the link.
+std::string managed_text(const ManagedShare& managed) {
+  const auto sum = [](const EachPhase<ManagedTraffic::Lane>& lanes) {
+    std::uint64_t bytes = 0;
+    for (const ManagedTraffic::Lane& lane : lanes) {
+      bytes += lane.bytes;
+    }
+    return human_bytes(bytes);
+  };
+  return fmt::format("managed: at most {} on the device; {} in and {} out from one step's beginning to the next's\n",
+                     human_bytes(managed.device_bytes), sum(managed.traffic.in), sum(managed.traffic.out));
+}
+
 }  // namespace
 
 std::string explain_plan(const PlannedPolicy::Known& known, const Goal& goal, const PlanReport& report) {
@@ -151,10 +164,16 @@ std::string explain_plan(const PlannedPolicy::Known& known, const Goal& goal, co
         fmt::format("{:<{}}{:>10}{:>12}  {:<10}{:<28}{}\n", row.operation, width, row.storages, human_bytes(row.bytes),
                     text(row.decision), text(row.why, row.decision), cost(row, report.rates));
   }
+  if (report.managed) {
+    out += managed_text(*report.managed);
+  }
   out +=
       fmt::format("peak: predicted {}{}, actual {}{}\n", human_bytes(predicted.peak_bytes),
                   report.fits ? "" : " (over the budget)", actual ? human_bytes(actual->peak_bytes) : "not known yet",
-                  report.metered ? "" : ", both of saved tensors only: Options::device_meter is not set");
+                  report.metered   ? ""
+                  : report.managed ? ", the first of saved and managed tensors only, the second of saved ones: "
+                                     "Options::device_meter is not set"
+                                   : ", both of saved tensors only: Options::device_meter is not set");
   out += fmt::format(
       "time: predicted {:.1f} ms ({:.1f} with all kept; {:.1f} of waits and {:.1f} of recomputation), "
       "actual {}{}\n",

@@ -17,6 +17,7 @@
 namespace ebb {
 
 class GraphRecipe;
+class ManagedSet;
 class Residency;
 class SavedStorage;
 class StepRecorder;
@@ -72,6 +73,12 @@ class Decider {
   // Says that the backward pass on `step` is over; `failed`: by an exception. Waits for the device if the step is
   // recorded.
   virtual void backward_is_over(SavedStep& step, bool failed) = 0;
+
+  // The bound for managed storages until there is a plan, where a plan is to set it; else nullopt.
+  [[nodiscard]] virtual std::optional<std::uint64_t> first_managed_bytes() const { return std::nullopt; }
+
+  // Has plans set the bound of these managed storages.
+  virtual void bounds(const std::shared_ptr<ManagedSet>& /*managed*/) {}
 
   // See Offloader.
   [[nodiscard]] virtual std::string explain() = 0;

@@ -7,6 +7,7 @@
 
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
+#include "offload/managed/managed_set.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/residency/residency.h"
@@ -47,7 +48,35 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
   }
 }
 
+std::optional<std::uint64_t> PlanDecider::first_managed_bytes() const { return lifecycle_->first_managed_bytes(); }
+
+void PlanDecider::bounds(const std::shared_ptr<ManagedSet>& managed) {
+  const MutexLock lock(policy_mutex_);
+  managed_ = managed;
+  bound_by_ = nullptr;
+}
+
+std::shared_ptr<ManagedSet> PlanDecider::managed() {
+  const MutexLock lock(policy_mutex_);
+  return managed_.lock();
+}
+
+// `plan`: of the step that is under way; null for none.
+void PlanDecider::set_bound_locked(const std::shared_ptr<const Plan>& plan) {
+  const std::shared_ptr<ManagedSet> managed = managed_.lock();
+  if (managed == nullptr || bound_by_ == plan) {
+    return;
+  }
+  bound_by_ = plan;
+  const bool plans_it = plan != nullptr && plan->managed;
+  managed->set_device_bytes(plans_it ? plan->managed->device_bytes : *lifecycle_->first_managed_bytes());
+  is_over_bound_ = managed->is_over_bound();
+}
+
 bool PlanDecider::backward_begins(SavedStep& step) {
+  if (const std::shared_ptr<ManagedSet> managed = this->managed()) {
+    managed->backward_begins();
+  }
   const bool others_in_use = steps().in_backward_here() > 0;
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder != nullptr) {
@@ -62,6 +91,10 @@ bool PlanDecider::backward_begins(SavedStep& step) {
 }
 
 void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  if (managed != nullptr) {
+    managed->backward_is_over();
+  }
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder == nullptr) {
     return;
@@ -70,7 +103,13 @@ void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
     recorder->give_up();
     return;
   }
-  if (const std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
+  if (std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
+    if (managed != nullptr) {
+      std::optional<std::vector<ManagedUse>> uses = managed->last_period();
+      record->awaits_managed = !uses;
+      record->managed = std::move(uses).value_or(std::vector<ManagedUse>{});
+      record->managed_device_bytes = lifecycle_->is_metered() ? managed->device_bytes() : 0;
+    }
     const MutexLock lock(policy_mutex_);
     lifecycle_->learn(step.plan(), *recorder, *record);
   }
@@ -89,14 +128,26 @@ std::string PlanDecider::explain() {
 void PlanDecider::step_begins_locked(SavedStep& step) {
   step.record_by(lifecycle_->step_begun());
   step.follow(nullptr);
+  if (const std::shared_ptr<ManagedSet> managed = managed_.lock()) {
+    managed->step_begins();
+    managed->record_by(step.recorder());
+    if (step.recorder() != nullptr) {
+      set_bound_locked(nullptr);
+    }
+  }
 }
 
 void PlanDecider::decided_locked(SavedStep& step) {
-  if (std::shared_ptr<const Plan> plan = lifecycle_->plan(); plan != step.plan()) {
+  std::shared_ptr<const Plan> plan = lifecycle_->plan();
+  set_bound_locked(plan);
+  if (plan != step.plan()) {
     auto recorder = lifecycle_->follows(plan);  // may throw: the step then follows no plan
     step.follow(std::move(plan));
     if (recorder) {
       step.record_by(*std::move(recorder));
+    }
+    if (const std::shared_ptr<ManagedSet> managed = managed_.lock()) {
+      managed->record_by(step.recorder());
     }
   }
 }
@@ -111,8 +162,15 @@ void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Sa
   saved.enter_step(static_cast<std::uint32_t>(candidate.ordinal), recorder, index);
 }
 
-// Shrinks the stash to what the plan's schedule allows after the candidate.
+// Shrinks the stash to what the plan's schedule allows after the candidate, and managed storages to their bound.
 void PlanDecider::decided(SavedStep& step, std::uint32_t ordinal) {
+  if (is_over_bound_.exchange(false)) {
+    if (const std::shared_ptr<ManagedSet> managed = this->managed()) {
+      const std::shared_ptr<StepRecorder> recorder = step.recorder();
+      const StepRecorder::ClockPause pause(recorder.get());
+      managed->fit();
+    }
+  }
   if (step.plan() != nullptr) {
     const std::shared_ptr<StepRecorder> recorder = step.recorder();
     const StepRecorder::ClockPause pause(recorder.get());

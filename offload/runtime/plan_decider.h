@@ -11,7 +11,8 @@
 
 namespace ebb {
 
-// Under a budget steps are recorded, a plan is made from the records, and the plan decides.
+// Under a budget steps are recorded, a plan is made from the records, and the plan decides, about the bound of managed
+// storages too if the program has left that open.
 //
 // Threads: as Decider.
 class PlanDecider final : public Decider {
@@ -36,6 +37,9 @@ class PlanDecider final : public Decider {
   [[nodiscard]] bool backward_begins(SavedStep& step) override;
   void backward_is_over(SavedStep& step, bool failed) override;
 
+  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const override;
+  void bounds(const std::shared_ptr<ManagedSet>& managed) override;
+
   [[nodiscard]] std::string explain() override;
   [[nodiscard]] std::optional<PlanReport> plan_report() override;
 
@@ -48,11 +52,16 @@ class PlanDecider final : public Decider {
   void enter_locked(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe,
                     const Candidate& candidate) EBB_REQUIRES(policy_mutex_) override;
   void decided(SavedStep& step, std::uint32_t ordinal) override;
+  void set_bound_locked(const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(policy_mutex_);
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed();
   [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,
                                                  const std::vector<std::shared_ptr<SavedStorage>>& inputs,
                                                  SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   const std::unique_ptr<PlanLifecycle> lifecycle_;
+  std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);     // whose bound plans set; null for none
+  std::shared_ptr<const Plan> bound_by_ EBB_GUARDED_BY(policy_mutex_);  // the plan that set the bound; null: none
+  std::atomic<bool> is_over_bound_{false};                              // managed storages may be
   std::atomic<bool> warned_of_no_room_{false};
 };
 

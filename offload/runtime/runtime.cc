@@ -1,6 +1,7 @@
 #include "offload/runtime/runtime.h"
 
 #include <cmath>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -178,13 +179,27 @@ void Runtime::check_window(std::uint64_t bytes) const {
               "tensors by a policy or a NoOpGuard.");
 }
 
-std::shared_ptr<ManagedSet> Runtime::managed(const ManagedSet::Limits& limits) {
+std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
   const MutexLock lock(managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed_.lock();
-  if (set == nullptr) {
-    set = std::make_shared<ManagedSet>(shared_residency(), limits);
-    managed_ = set;
+  if (set != nullptr) {
+    return set;
   }
+  const std::optional<std::uint64_t> bytes = how.device_bytes ? how.device_bytes : decider_->first_managed_bytes();
+  if (!bytes) {
+    throw std::invalid_argument(
+        "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
+        "memory: say how many bytes of managed tensors may be on the device");
+  }
+  set = std::make_shared<ManagedSet>(shared_residency(), ManagedSet::Limits{.device_bytes = *bytes,
+                                                                            .prefetch_bytes = how.prefetch_bytes,
+                                                                            .minimum_bytes = how.minimum_bytes,
+                                                                            .resident_bytes = how.resident_bytes,
+                                                                            .states = how.states});
+  if (!how.device_bytes) {
+    decider_->bounds(set);
+  }
+  managed_ = set;
   return set;
 }
 

@@ -10,6 +10,7 @@
 
 #include "offload/managed/managed_set.h"
 #include "offload/options.h"
+#include "offload/parameters.h"
 #include "offload/report/device_account.h"
 #include "offload/residency/residency.h"
 #include "offload/runtime/decider.h"
@@ -50,8 +51,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
   [[nodiscard]] Tier& tier() { return residency_.tier(); }
 
-  // The managed storages. `limits` are those of the first call as long as any of its storages lives.
-  [[nodiscard]] std::shared_ptr<ManagedSet> managed(const ManagedSet::Limits& limits);
+  // The managed storages. Their limits are those of the first call as long as any of its storages lives. Throws
+  // std::invalid_argument where nobody says how much of the device they may have.
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
 
   // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
   void drain();

@@ -159,6 +159,8 @@ class PlanReport:
     @property
     def actual(self) -> StepCost | None: ...
     @property
+    def managed_device_bytes(self) -> int | None: ...
+    @property
     def storages(self) -> int: ...
 
 class Options:
@@ -192,7 +194,7 @@ class Offloader:
     def manage(
         self,
         tensors: Sequence[torch.Tensor],
-        device_bytes: int,
+        device_bytes: int | None,
         prefetch_bytes: int | None,
         minimum_bytes: int,
         resident_bytes: int,

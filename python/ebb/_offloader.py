@@ -222,7 +222,7 @@ class Offloader:
         self,
         what: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
         *,
-        device_bytes: Size = 0,
+        device_bytes: Size | None = None,
         resident_bytes: Size = 0,
         prefetch_bytes: Size | None = None,
         minimum_bytes: Size = "1MiB",
@@ -239,10 +239,12 @@ class Offloader:
         foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
 
         what: a module, of which the parameters are managed, a tensor or tensors.
-        device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs.
+        device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs. None: the
+            plan for the offloader's device_budget, which has to be in bytes or a share of free memory, decides about these
+            tensors together with what autograd saves; until there is a plan, a quarter of the budget.
         resident_bytes: so many bytes of parameters, in their order, and then of the optimizer's states stay on the device for
             good, beside device_bytes, and take no host memory.
-        prefetch_bytes: how far ahead to fetch; None: half of device_bytes.
+        prefetch_bytes: how far ahead to fetch; None: half of device_bytes, and at most 2 GB.
         minimum_bytes: smaller tensors stay on the device.
         weights, gradients, states: what leaves the device: the parameters; their gradients, each when backward has
             accumulated the next one; and what optimizers keep of them.
@@ -259,8 +261,9 @@ class Offloader:
         which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay
         where they are: model.to(offloader.device) moves those in CPU memory.
 
-        Raises ValueError for what is not dense or on another device, and RuntimeError where there is no room, or where
-        another offloader manages a tensor.
+        Raises ValueError for what is not dense or on another device, and where neither device_bytes nor a budget says how
+        much may be on the device. Raises RuntimeError where there is no room, or where another offloader manages a
+        tensor.
         """
         if isinstance(what, torch.nn.Module):
             named = what.named_parameters()
@@ -272,7 +275,7 @@ class Offloader:
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError("ebb: manage() takes a module, a tensor or tensors")
         how = (
-            to_bytes("device_bytes", device_bytes),
+            None if device_bytes is None else to_bytes("device_bytes", device_bytes),
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
             to_bytes("minimum_bytes", minimum_bytes),
             to_bytes("resident_bytes", resident_bytes),

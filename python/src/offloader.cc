@@ -82,7 +82,7 @@ void bind_offloader(py::module_& module) {
           py::arg("tensor"), Released())
       .def(
           "manage",
-          [](Offloader& offloader, const std::vector<at::Tensor>& tensors, std::uint64_t device_bytes,
+          [](Offloader& offloader, const std::vector<at::Tensor>& tensors, std::optional<std::uint64_t> device_bytes,
              std::optional<std::uint64_t> prefetch_bytes, std::uint64_t minimum_bytes, std::uint64_t resident_bytes,
              bool weights, bool gradients, bool states) {
             Parameters how;

@@ -100,6 +100,12 @@ void bind_stats(py::module_& module) {
       .def_readonly("predicted", &PlanReport::predicted)
       .def_readonly("fits", &PlanReport::fits, "Into the budget.")
       .def_readonly("actual", &PlanReport::actual, "Of a step that followed it, once that is over; else None.")
+      .def_property_readonly(
+          "managed_device_bytes",
+          [](const PlanReport& report) {
+            return report.managed ? std::optional(report.managed->device_bytes) : std::nullopt;
+          },
+          "The bound of managed tensors on the device, where the plan sets it; else None.")
       .def_property_readonly("storages", [](const PlanReport& report) { return report.record.storages.size(); });
 }
 

@@ -64,7 +64,7 @@ def test_bfloat16_has_the_bits_of_float32_masters(home, options, managed):
     plain, model = new_half_model(), new_half_model()
     expected = train(plain, PlainWithMasters(plain.parameters(), lr=1e-2, **options), home)
     if managed:
-        home.manage(model, minimum_bytes=0)
+        home.manage(model, device_bytes=0, minimum_bytes=0)
     assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2, **options), home), expected)
 
 
@@ -84,7 +84,7 @@ def test_an_update_in_backward_is_the_update_in_step(home, make, managed):
     plain, model = make(), make()
     expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2))
     if managed:
-        home.manage(model, minimum_bytes=0)
+        home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="backward")
     assert_equal(steps_of(model, optimizer), expected)
     model(torch.arange(8)).sum().backward()
@@ -98,7 +98,7 @@ def test_an_update_at_the_next_use_is_the_update_in_step(monkeypatch, home, make
     monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", elements_at_once)
     plain, model = make(), make()
     expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
-    home.manage(model, minimum_bytes=0, **how)
+    home.manage(model, **({"device_bytes": 0, "minimum_bytes": 0} | how))
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="next_use")
     assert_equal(train(model, optimizer, home), expected)
 
@@ -106,7 +106,7 @@ def test_an_update_at_the_next_use_is_the_update_in_step(monkeypatch, home, make
 def stepped(home, **options):
     """A managed weight and its optimizer after two steps: with "next_use", the second update is yet to come."""
     weight = (torch.arange(256.0).view(16, 16) / 256).requires_grad_()
-    home.manage(weight, minimum_bytes=0)
+    home.manage(weight, device_bytes=0, minimum_bytes=0)
     optimizer = ebb.AdamW([weight], **options)
     for factor in (1, 2):
         optimizer.zero_grad()
@@ -194,7 +194,7 @@ def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
 
 def test_states_are_managed_beside_their_parameters(home):
     model = new_half_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     bytes_of_weights = sum(each.nbytes for each in model.parameters())
     assert home.stats().managed.bytes == bytes_of_weights
     steps_of(model, ebb.AdamW(model.parameters(), update_in="backward"))
@@ -219,7 +219,7 @@ def test_training_goes_on_from_a_checkpoint(monkeypatch, home, tmp_path, make, m
     def new():
         model = make()
         if managed:
-            home.manage(model, minimum_bytes=0)
+            home.manage(model, device_bytes=0, minimum_bytes=0)
         return model, ebb.AdamW(model.parameters(), lr=1e-2)
 
     model, optimizer = new()
@@ -255,7 +255,7 @@ def test_a_training_that_is_saved_on_the_way_ends_with_the_states_of_a_resident_
 
     def new():
         model = make()
-        home.manage(model, minimum_bytes=0, **how)
+        home.manage(model, **({"device_bytes": 0, "minimum_bytes": 0} | how))
         return model, ebb.AdamW(model.parameters(), lr=1e-2)
 
     model, optimizer = new()
@@ -295,7 +295,7 @@ def test_a_state_dict_is_a_copy_and_is_copied(home, managed):
     def new():
         model = new_half_model()
         if managed:
-            home.manage(model, minimum_bytes=0)
+            home.manage(model, device_bytes=0, minimum_bytes=0)
         return model, ebb.AdamW(model.parameters(), lr=1e-2)
 
     model, optimizer = new()
@@ -399,7 +399,7 @@ def test_a_tensor_whose_rows_are_copies_is_updated_whole(monkeypatch):
 def test_what_is_to_stay_on_the_device_stays(home):
     plain, model = new_model(), new_model()
     expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
-    home.manage(model, minimum_bytes=0, resident_bytes="8KiB")
+    home.manage(model, device_bytes=0, minimum_bytes=0, resident_bytes="8KiB")
     assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2), home), expected)
     stats = home.stats()
     assert 0 < stats.managed_resident.now_bytes <= 8192 == stats.managed_resident.capacity_bytes

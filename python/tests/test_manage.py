@@ -83,7 +83,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path):
     expected = train(plain, optimizer, home, first=10)
 
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     train(model, optimizer, home)
     with pytest.raises(RuntimeError, match="comes and goes"):
@@ -93,7 +93,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path):
     torch.save((copies, states), tmp_path / "checkpoint.pt")
 
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     weights, states = torch.load(tmp_path / "checkpoint.pt")
     model.load_state_dict(weights)
@@ -114,7 +114,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path):
 )
 def test_what_reads_memory_without_an_operation_is_refused(home, read):
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     with pytest.raises(RuntimeError, match="comes and goes"):
         read(model[1].weight)
 
@@ -122,22 +122,22 @@ def test_what_reads_memory_without_an_operation_is_refused(home, read):
 def test_memory_of_others_is_refused(home):
     parameter = torch.nn.Parameter(torch.from_numpy(torch.ones(64).numpy()))
     with pytest.raises(ValueError, match="does not own"):
-        home.manage([parameter], minimum_bytes=0)
+        home.manage([parameter], device_bytes=0, minimum_bytes=0)
     parameter.data = parameter.data.clone()
-    home.manage([parameter], minimum_bytes=0)
+    home.manage([parameter], device_bytes=0, minimum_bytes=0)
     assert torch.equal(parameter * 1, torch.ones(64))
 
 
 def test_a_managed_tensor_says_where_to_split_another(home):
     places = torch.tensor([2, 5, 9])
-    home.manage([places], minimum_bytes=0)
+    home.manage([places], device_bytes=0, minimum_bytes=0)
     assert [len(each) for each in torch.tensor_split(torch.arange(20.0), places)] == [2, 3, 4, 11]
 
 
 def test_calls_of_manage_gather_no_hooks(home):
     model = new_model()
     for _ in range(5):
-        home.manage(model, minimum_bytes=0)
+        home.manage(model, device_bytes=0, minimum_bytes=0)
     assert len(model[1].weight._post_accumulate_grad_hooks) == 1
 
 
@@ -153,7 +153,7 @@ import os, torch, ebb
 os.dup2(1, 2)  # the log, too, is printed
 home = ebb.Offloader("cpu", capacity_bytes="32KiB")
 layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
-home.manage(layers, minimum_bytes=0)
+home.manage(layers, device_bytes=0, minimum_bytes=0)
 optimizer = ebb.AdamW(layers.parameters())
 for _ in range(3):
     layers(torch.ones(2, 32)).sum().backward()
@@ -164,7 +164,7 @@ for _ in range(3):
 
 def test_what_operations_read_is_there(home):
     model, plain = new_model(), new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     assert repr(model[1].weight.detach().clone()) == repr(plain[1].weight.detach())
     assert torch.equal(copy.deepcopy(model)[1].weight, plain[1].weight)
     assert model[1].weight.detach().clone().tolist() == plain[1].weight.tolist()
@@ -176,7 +176,7 @@ def test_hooks_of_the_program_are_called(home):
     model = new_model()
     called = []
     model[1].weight.register_post_accumulate_grad_hook(lambda each: called.append("before"))
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     model[1].weight.register_post_accumulate_grad_hook(lambda each: called.append("after"))
     model(torch.arange(8)).sum().backward()
     assert called == ["before", "after"]
@@ -186,7 +186,7 @@ def test_hooks_of_the_program_are_called(home):
 
 def test_some_parameters_may_be_chosen(home):
     model = new_model()
-    home.manage(model, minimum_bytes=0, which=lambda name, each: name.startswith("1."))
+    home.manage(model, device_bytes=0, minimum_bytes=0, which=lambda name, each: name.startswith("1."))
     with pytest.raises(RuntimeError, match="comes and goes"):
         model[1].weight.data_ptr()
     assert model[4].weight.data_ptr() != 0
@@ -194,23 +194,37 @@ def test_some_parameters_may_be_chosen(home):
 
 def test_small_parameters_stay_by_default(home):
     model = new_model()
-    home.manage(model)
+    home.manage(model, device_bytes=0)
     assert model[1].weight.data_ptr() != 0
 
 
 def test_what_is_no_tensor_is_refused(home):
     for what in ("abc", [None], {"weight": torch.ones(4)}):
         with pytest.raises(TypeError, match="manage"):
-            home.manage(what)
+            home.manage(what, device_bytes=0)
 
 
 def test_what_cannot_be_managed_is_refused(home):
     with pytest.raises(ValueError, match="dense"):
-        home.manage([torch.eye(4).to_sparse()])
+        home.manage([torch.eye(4).to_sparse()], device_bytes=0)
     with pytest.raises(TypeError, match="module"):
-        home.manage([torch.ones(4)], which=lambda name, each: True)
+        home.manage([torch.ones(4)], device_bytes=0, which=lambda name, each: True)
     with pytest.raises(ValueError, match="device_bytes"):
         home.manage([torch.ones(4)], device_bytes="many")
+    with pytest.raises(ValueError, match="device_bytes is not set"):
+        home.manage([torch.ones(4)])
+
+
+def test_a_budget_decides_how_much_of_managed_tensors_is_on_the_device():
+    plain, model = new_model(), new_model()
+    expected = train(plain, "AdamW", contextlib.nullcontext())
+    budgeted = ebb.Offloader(device="cpu", device_budget="64KiB", planned_minimum_bytes=1)
+    budgeted.manage(model, minimum_bytes=0)
+    assert budgeted.stats().managed_on_device.capacity_bytes == 16 << 10
+    assert_equal(train(model, "AdamW", budgeted), expected)
+    assert "managed: at most" in budgeted.explain()
+    bound = budgeted.plan_report().managed_device_bytes
+    assert budgeted.stats().managed_on_device.capacity_bytes == bound
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamW, foreach", "AdamW, fused"])
@@ -255,7 +269,7 @@ def test_parameters_on_meta_get_memory_and_stay_what_they_are(home):
         model = new_model()
     optimizer = ebb.AdamW(model.parameters())
     before = list(model.parameters())
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     assert model[0].weight is model[6].weight
     assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
     assert all(isinstance(each, torch.nn.Parameter) and each.is_cpu for each in model.parameters())
@@ -267,7 +281,7 @@ def test_parameters_on_meta_get_memory_and_stay_what_they_are(home):
 
 def test_a_gradient_that_a_hook_has_looked_at_goes_home(home):
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
 
     def look(parameter):
         parameter.grad.norm()
@@ -292,7 +306,7 @@ def test_parameters_on_meta_keep_hooks_attributes_and_class(home, update_in):
     parameter.register_hook(lambda gradient: called.append("hook"))
     parameter.register_post_accumulate_grad_hook(lambda each: called.append("after"))
     optimizer = ebb.AdamW([parameter], update_in=update_in)
-    home.manage([parameter], minimum_bytes=0)
+    home.manage([parameter], device_bytes=0, minimum_bytes=0)
     assert type(parameter) is Tagged and parameter.tag == "x"
     with torch.no_grad():
         parameter.fill_(1.0)
@@ -304,7 +318,7 @@ def test_parameters_on_meta_keep_hooks_attributes_and_class(home, update_in):
 
 def test_a_module_may_be_moved_to_where_it_is(home):
     model, plain = new_model(), new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     model.to(home.device)
     with pytest.raises(RuntimeError, match="comes and goes"):
         model[1].weight.data_ptr()
@@ -315,13 +329,13 @@ def test_an_offloader_that_is_off_makes_parameters_too():
     off = ebb.Offloader("cpu", enabled=False)
     with torch.device("meta"):
         model = new_model()
-    off.manage(model)
+    off.manage(model, device_bytes=0)
     assert off.device == torch.device("cpu") and all(each.is_cpu for each in model.parameters())
 
 
 def test_a_gradient_that_dlpack_has_stays(home):
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     taken = {}
 
     def take(parameter):
@@ -346,7 +360,7 @@ plain = new_model()
 expected = train(plain, torch.optim.AdamW(plain.parameters()), home)
 for options in ({"with_stack": True}, {"record_shapes": True}, {"with_flops": True}, {"profile_memory": True, "with_modules": True}):
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     with profile(activities=[ProfilerActivity.CPU], **options) as seen:
         found = train(model, torch.optim.AdamW(model.parameters()), home)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -405,7 +419,7 @@ def work(rank, path):
             dist.send(mine, 0)
         assert torch.equal(other.clone(), torch.full((1 << 14,), float(1 - rank + turn)))
     parts = [torch.zeros(4) for _ in range(2)]
-    home.manage(parts, minimum_bytes=0)
+    home.manage(parts, device_bytes=0, minimum_bytes=0)
     dist.all_gather(parts, torch.full((4,), float(rank)))
     assert torch.equal(parts[1].clone(), torch.ones(4)) and torch.equal(parts[0].clone(), torch.zeros(4))
     dist.destroy_process_group()

@@ -42,7 +42,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path, monkeypatch, mmap, u
     expected = train(plain, optimizer, home, first=10)
 
     model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True, update_in=update_in)
     train(model, optimizer, home)
     ebb.save({"model": model.state_dict(), "optimizer": optimizer}, tmp_path / "checkpoint.pt")
@@ -51,7 +51,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path, monkeypatch, mmap, u
 
     with torch.device("meta"):
         model = new_model()
-    home.manage(model, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     known = torch.load(tmp_path / "checkpoint.pt", mmap=mmap)
     model.load_state_dict(known["model"])
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True, update_in=update_in)
@@ -66,7 +66,7 @@ class Marked(torch.Tensor):
 def test_what_torch_saves_is_the_same(home, tmp_path):
     torch.manual_seed(1)
     base, managed = torch.randn(6, 4), torch.randn(40)
-    home.manage([base, managed], minimum_bytes=0)
+    home.manage([base, managed], device_bytes=0, minimum_bytes=0)
     marked = torch.nn.Parameter(torch.randn(3))
     marked.remark = "kept"
     what = {
@@ -102,7 +102,7 @@ def test_a_sparse_tensor_over_managed_values_is_written(home, tmp_path):
     values = torch.arange(1.0, 4)
     sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 4]]), values, (6,))
     expected = sparse.to_dense()
-    home.manage([values], minimum_bytes=0)
+    home.manage([values], device_bytes=0, minimum_bytes=0)
     ebb.save(sparse, tmp_path / "sparse.pt")
     assert torch.equal(torch.load(tmp_path / "sparse.pt").to_dense(), expected)
 
@@ -112,7 +112,7 @@ def test_an_error_leaves_the_old_file(home, tmp_path, error):
     path = tmp_path / "checkpoint.pt"
     ebb.save({"old": torch.ones(3)}, path)
     managed = torch.ones(4096)
-    home.manage([managed], minimum_bytes=0)
+    home.manage([managed], device_bytes=0, minimum_bytes=0)
     if error == "pickle":
         with pytest.raises(Exception, match="pickle"):
             ebb.save({"new": managed, "function": lambda: None}, path)
@@ -186,7 +186,7 @@ home = ebb.Offloader("cpu", ebb.policies.minimum_size(1))
 count, bytes = 24, 8 << 20
 with torch.device("meta"):
     model = torch.nn.ParameterList(torch.nn.Parameter(torch.empty(bytes // 4)) for _ in range(count))
-home.manage(model, minimum_bytes=0)
+home.manage(model, device_bytes=0, minimum_bytes=0)
 with torch.no_grad():
     for each in model:
         each.fill_(1.0)
@@ -199,7 +199,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, coun
 
 def test_one_storage_under_two_types_is_refused(home, tmp_path):
     tensor = torch.arange(4.0)
-    home.manage([tensor], minimum_bytes=0)
+    home.manage([tensor], device_bytes=0, minimum_bytes=0)
     for other in (tensor.view(torch.int32), tensor.untyped_storage()):
         with pytest.raises(RuntimeError, match="different types"):
             ebb.save([tensor, other], tmp_path / "checkpoint.pt")

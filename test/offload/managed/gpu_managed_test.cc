@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -58,6 +59,34 @@ at::Tensor forward(const Tensors& weights, at::Tensor hidden) {
   return at::mm(hidden, weights.front()).square().mean();  // tied
 }
 
+// Returns the loss.
+at::Tensor train_step(const Tensors& weights, Offloader* offloader, int step) {
+  const at::Tensor input = at::arange(64 * kWidth, at::TensorOptions(kGpu).dtype(at::kFloat)).view({64, -1}).sin();
+  at::Tensor loss;
+  {
+    std::optional<OffloadGuard> guard;
+    if (offloader != nullptr) {
+      guard.emplace(*offloader);
+    }
+    loss = forward(weights, input + step);
+  }
+  torch::autograd::backward({loss});
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& weight : weights) {
+    weight.sub_(weight.grad() * 0.01);
+    weight.mutable_grad().reset();
+  }
+  return loss.detach();
+}
+
+// The most that LibTorch's allocator has given out in a step.
+std::uint64_t peak_of_step(const Tensors& weights, Offloader* offloader) {
+  auto* const allocator = c10::getDeviceAllocator(c10::kCUDA);
+  allocator->resetPeakStats(kGpu.index());
+  static_cast<void>(train_step(weights, offloader, 0));
+  return static_cast<std::uint64_t>(allocator->getDeviceStats(kGpu.index()).allocated_bytes[0].peak);
+}
+
 // `delayed`: the device starts each step when the host may long be through with it.
 Tensors train(const Tensors& weights, Offloader* offloader, bool delayed = false) {
   Tensors seen;
@@ -65,22 +94,8 @@ Tensors train(const Tensors& weights, Offloader* offloader, bool delayed = false
     if (delayed) {
       test::spin();
     }
-    const at::Tensor input = at::arange(64 * kWidth, at::TensorOptions(kGpu).dtype(at::kFloat)).view({64, -1}).sin();
-    at::Tensor loss;
-    {
-      std::optional<OffloadGuard> guard;
-      if (offloader != nullptr) {
-        guard.emplace(*offloader);
-      }
-      loss = forward(weights, input + step);
-    }
-    torch::autograd::backward({loss});
-    const at::NoGradGuard no_grad;
-    for (const at::Tensor& weight : weights) {
-      weight.sub_(weight.grad() * 0.01);
-      weight.mutable_grad().reset();
-    }
-    seen.push_back(loss.detach());
+    const at::Tensor loss = train_step(weights, offloader, step);
+    seen.push_back(loss);
     CHECK(loss.isfinite().item<bool>());
   }
   for (const at::Tensor& weight : weights) {
@@ -114,6 +129,47 @@ TEST_CASE("managed parameters take no more of a GPU than their bound", "[managed
   const at::Tensor copy = weights[0].detach().clone();
   CHECK(at::equal(weights[0], copy));
   CHECK(weights[0].is_leaf());
+}
+
+TEST_CASE("a plan bounds managed parameters on a GPU, and every step has the same bits", "[managed][gpu]") {
+  constexpr int kSteps = 16;  // recorded, planned, and checked
+  const auto losses = [](const Tensors& weights, Offloader* offloader) {
+    Tensors seen;
+    for (int step = 0; step < kSteps; ++step) {
+      seen.push_back(train_step(weights, offloader, step % 4));
+      CHECK(seen.back().isfinite().item<bool>());
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& weight : weights) {
+        weight.mul_(0.9);  // or training diverges
+      }
+    }
+    return seen;
+  };
+  Tensors expected;
+  std::uint64_t plain_peak = 0;
+  {
+    const Tensors weights = make_weights();
+    expected = losses(weights, nullptr);
+    plain_peak = peak_of_step(weights, nullptr);
+  }
+  const std::uint64_t budget = plain_peak + GENERATE(0U, 1U) * 100 * kBytes - GENERATE(0U, 4U, 6U) * kBytes;
+  INFO("budget " << budget << ", plain " << plain_peak);
+  Options options = gpu_options();
+  options.policy = nullptr;
+  options.device_budget = DeviceBytes{budget};
+  options.planned_minimum_bytes = 4096;
+  Offloader offloader(options);
+  Parameters how;
+  how.minimum_bytes = 0;
+  const Tensors weights = make_weights();
+  offloader.manage(weights, how);
+  check_equal(expected, losses(weights, &offloader));
+  const std::optional<PlanReport> report = offloader.plan_report();
+  REQUIRE(report);
+  REQUIRE(report->managed);
+  CHECK(report->fits);
+  CHECK(offloader.stats().managed_on_device.capacity_bytes == report->managed->device_bytes);
+  CHECK(peak_of_step(weights, &offloader) <= budget);
 }
 
 TEST_CASE("parameters in CPU memory move to the GPU one by one, with their gradients", "[managed][gpu]") {

@@ -36,17 +36,17 @@ class ManagedWorld : public OrderingWorld {
   }
 
   void read(std::size_t which) {
-    const std::array storages{managed_[which]};
+    const std::array uses{ManagedSet::Use{managed_[which], /*written=*/false}};
     managed_[which]->begin_use();
-    static_cast<void>(set_->bring(storages, tier->current_stream()));
+    static_cast<void>(set_->bring(uses, tier->current_stream()));
     OrderingWorld::read(tensors_[which].storage());
     managed_[which]->end_use(/*written=*/false);
   }
 
   void write(std::size_t which, float value) {
-    const std::array storages{managed_[which]};
+    const std::array uses{ManagedSet::Use{managed_[which], /*written=*/true}};
     managed_[which]->begin_use();
-    static_cast<void>(set_->bring(storages, tier->current_stream()));
+    static_cast<void>(set_->bring(uses, tier->current_stream()));
     auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
     tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
     managed_[which]->end_use(/*written=*/true);

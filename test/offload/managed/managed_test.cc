@@ -266,9 +266,12 @@ TEST_CASE("what cannot be managed is refused", "[managed]") {
   Rig rig(disk());
   Rig other(disk());
   const at::Tensor tensor = at::ones({64});
-  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to_sparse()}, {}), Catch::Contains("dense"));
-  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to(at::kMeta)}, {}),
+  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to_sparse()}, within(0)),
+                    Catch::Contains("dense"));
+  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor.to(at::kMeta)}, within(0)),
                     Catch::Contains("can be managed"));
+  CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{tensor}, {}),
+                    Catch::Contains("Parameters::device_bytes is not set"));
   std::vector<float> memory(64);
   CHECK_THROWS_WITH(rig.offloader().manage(std::vector<at::Tensor>{at::from_blob(memory.data(), {64})}, within(0)),
                     Catch::Contains("does not own"));

@@ -235,7 +235,7 @@ TEST_CASE("updates at the next use have the bits of updates in step", "[managed]
   some_stay.resident_bytes = 3 * kBytes;
   for (const Parameters& how : {within(0), within(5 * kBytes), some_stay}) {
     for (const Setting& setting : some_settings()) {
-      INFO(setting.name << ", bound " << how.device_bytes);
+      INFO(setting.name << ", bound " << how.device_bytes.value_or(0));
       Rig rig(setting);
       const Tensors weights = make_weights(dtype);
       rig.offloader().manage(weights, how);
@@ -574,7 +574,7 @@ TEST_CASE("training that is saved and resumed on the way ends with a resident ru
           continue;  // a simulated tier is its own home
         }
         setting.options.home = home;
-        INFO(setting.name << ", bound " << how.device_bytes << ", in memory " << (home == Home::kHost));
+        INFO(setting.name << ", bound " << how.device_bytes.value_or(0) << ", in memory " << (home == Home::kHost));
         Rig rig(setting);
         std::string checkpoint;
         {

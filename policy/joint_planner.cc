@@ -1,0 +1,309 @@
+#include "policy/joint_planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "policy/managed_traffic.h"
+#include "policy/planner.h"
+#include "policy/predict.h"
+
+namespace ebb {
+namespace {
+
+// How many bounds are tried first, in equal ratios from the least to the largest.
+constexpr int kBounds = 12;
+
+// How often the bounds halfway to the best one's neighbours are tried then.
+constexpr int kHalvings = 4;
+
+// How often the saved storages of a bound are planned. Which part of a lane is theirs depends on how many are copied;
+// the first time all are taken to be.
+constexpr int kRounds = 2;
+
+// The part of make_plan's usual tries that is spent on each bound. The best one is planned with all of them.
+constexpr double kEffort = 1.0 / 16;
+
+// The least part of a lane that saved storages are given. They get theirs in turn with managed storages.
+constexpr double kLeastPart = 0.05;
+
+// Periods that differ by less than this part of the shorter one are equally good.
+constexpr double kAlike = 0.005;
+
+// What stays of a bound when a 16th has gone home before room is needed (ManagedSet::make_room).
+std::uint64_t stays_of(std::uint64_t bound) { return bound - bound / 16; }
+
+// The least bound within which so many bytes stay.
+std::uint64_t bound_for(std::uint64_t bytes) { return bytes + bytes / 15 + 1; }
+
+// What Belady's rule has of a bound: all that stays if that is enough for all storages. Otherwise what is fetched ahead
+// takes its room half of the time.
+ManagedTraffic traffic_within(const std::vector<ManagedUse>& uses, std::uint64_t bound) {
+  const ManagedTraffic traffic = managed_traffic(uses, stays_of(bound));
+  return traffic.bytes() == 0 ? traffic : managed_traffic(uses, stays_of(bound) - fetched_ahead(bound) / 2);
+}
+
+constexpr auto kForward = static_cast<std::size_t>(Phase::kForward);
+constexpr auto kBackward = static_cast<std::size_t>(Phase::kBackward);
+constexpr auto kBetween = static_cast<std::size_t>(Phase::kBetween);
+
+double lane_ms(const ManagedTraffic::Lane& lane, double bytes_per_ms, double ms_per_copy) {
+  return static_cast<double>(lane.bytes) / bytes_per_ms + static_cast<double>(lane.copies) * ms_per_copy;
+}
+
+std::uint64_t plus(std::uint64_t bytes, std::int64_t more) {
+  const std::uint64_t by = more < 0 ? static_cast<std::uint64_t>(-more) : static_cast<std::uint64_t>(more);
+  return more < 0 ? bytes - std::min(bytes, by) : bytes + by;
+}
+
+// The step of the record, and the rates that are left to saved storages, beside managed storages with this share.
+StepRecord beside(const ManagedShare& share, const StepRecord& record) {
+  StepRecord step = record;
+  const auto later = [&](double ms) {
+    const double in_forward = std::min(ms, record.backward_ms);
+    return in_forward * share.forward_stretch + (ms - in_forward) * share.backward_stretch;
+  };
+  for (StorageRecord& storage : step.storages) {
+    for (double* const ms : {&storage.saved_ms, &storage.idle_ms, &storage.needed_ms, &storage.released_ms}) {
+      *ms = later(*ms);
+    }
+    storage.other_bytes = plus(storage.other_bytes, share.more_bytes);
+  }
+  for (StepRecord::Level& level : step.other) {
+    level.ms = later(level.ms);
+    level.bytes = plus(level.bytes, share.more_bytes);
+  }
+  step.backward_ms = later(record.backward_ms);
+  step.end_ms = later(record.end_ms);
+  return step;
+}
+
+LinkRates beside(const ManagedShare& share, const LinkRates& rates) {
+  LinkRates left = rates;
+  left.out_bytes_per_ms *= share.out_part;
+  left.in_bytes_per_ms *= share.in_part;
+  return left;
+}
+
+// The storages that one bound leaves on the device and sends over the link, and how long that takes.
+class Bound {
+ public:
+  Bound(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
+      : Bound(record, device_bytes, traffic_within(record.managed, device_bytes), rates) {}
+
+  Bound(const StepRecord& record, std::uint64_t device_bytes, const ManagedTraffic& traffic, const LinkRates& rates)
+      : record_(&record), rates_(rates) {
+    share_.device_bytes = device_bytes;
+    share_.traffic = traffic;
+    for (std::size_t phase = 0; phase < kPhases; ++phase) {
+      in_ms_[phase] = lane_ms(share_.traffic.in[phase], rates.in_bytes_per_ms, rates.ms_per_copy);
+      out_ms_[phase] = lane_ms(share_.traffic.out[phase], rates.out_bytes_per_ms, rates.ms_per_copy);
+    }
+    share_.between_ms = std::max(in_ms_[kBetween], out_ms_[kBetween]);
+    share_.forward_stretch = stretch(record.backward_ms, forward_ms(0));
+    share_.backward_stretch = stretch(backward_compute_ms(), backward_ms(0));
+  }
+
+  [[nodiscard]] std::uint64_t device_bytes() const { return share_.device_bytes; }
+
+  // The least that a period takes.
+  [[nodiscard]] double least_ms() const { return forward_ms(0) + backward_ms(0) + share_.between_ms; }
+
+  // The share, where so many saved bytes are copied and the other memory differs by so many from the record's.
+  [[nodiscard]] ManagedShare share(std::uint64_t offloaded, std::int64_t more_bytes) const {
+    ManagedShare share = share_;
+    share.more_bytes = more_bytes;
+    share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
+    share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded));
+    return share;
+  }
+
+  // `more_bytes`: as for share(). `effort`: as for make_plan.
+  [[nodiscard]] Plan plan(const Limits& limits, std::int64_t more_bytes, double effort) const {
+    Plan plan;
+    std::uint64_t offloaded = movable_bytes();
+    for (int round = 0; round == 0 || (round < kRounds && offloaded > 0); ++round) {
+      const ManagedShare share = this->share(offloaded, more_bytes);
+      plan = make_plan(beside(share, *record_), limits, beside(share, rates_), effort);
+      plan.managed = share;
+      offloaded = plan.predicted.offloaded_bytes;
+    }
+    return plan;
+  }
+
+  // A period under the plan, at least.
+  [[nodiscard]] double period_ms(const Plan& plan) const {
+    const std::uint64_t offloaded = plan.predicted.offloaded_bytes;
+    return std::max(plan.predicted.step_ms, forward_ms(offloaded) + backward_ms(offloaded)) + share_.between_ms;
+  }
+
+ private:
+  static double stretch(double compute_ms, double phase_ms) { return compute_ms > 0 ? phase_ms / compute_ms : 1; }
+
+  [[nodiscard]] std::uint64_t movable_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const StorageRecord& storage : record_->storages) {
+      bytes += storage.movable ? storage.bytes : 0;
+    }
+    return bytes;
+  }
+  [[nodiscard]] double backward_compute_ms() const { return record_->end_ms - record_->backward_ms; }
+
+  // How long a phase takes if so many saved bytes are copied, too.
+  [[nodiscard]] double forward_ms(std::uint64_t offloaded) const {
+    const double copies_ms = static_cast<double>(offloaded) / rates_.out_bytes_per_ms;
+    return std::max({record_->backward_ms, in_ms_[kForward], out_ms_[kForward] + copies_ms});
+  }
+  [[nodiscard]] double backward_ms(std::uint64_t offloaded) const {
+    const double copies_ms = static_cast<double>(offloaded) / rates_.in_bytes_per_ms;
+    return std::max({backward_compute_ms(), in_ms_[kBackward] + copies_ms, out_ms_[kBackward]});
+  }
+
+  const StepRecord* record_;
+  LinkRates rates_;
+  EachPhase<double> in_ms_{};
+  EachPhase<double> out_ms_{};
+  ManagedShare share_;
+};
+
+class Search {
+ public:
+  Search(const StepRecord& record, const Limits& limits, const LinkRates& rates)
+      : record_(record),
+        limits_(limits),
+        rates_(rates),
+        peak_of_all_(managed_traffic(record.managed, kUnlimited).peak_bytes) {
+    const std::uint64_t enough = bound_for(*std::ranges::max_element(peak_of_all_));
+    least_ = std::min(2 * largest_operation(record.managed), enough);
+    most_ = std::max(least_, std::min(enough, limits.device_bytes));
+  }
+
+  Plan run() {
+    try_all(in_equal_ratios());
+    if (!best_) {
+      return least_memory();
+    }
+    for (int i = 0; i < kHalvings; ++i) {
+      try_all(around_best());
+    }
+    const Bound bound(record_, best_->managed->device_bytes, rates_);
+    Plan plan = bound.plan(limits_, more_bytes(best_->managed->device_bytes), /*effort=*/1);
+    return plan.fits && bound.period_ms(plan) < bound.period_ms(*best_) ? std::move(plan) : *std::move(best_);
+  }
+
+ private:
+  // The most bytes of managed storages on the device in a step within a bound: what is fetched ahead fills the bound.
+  [[nodiscard]] std::uint64_t peak_in_step(std::uint64_t bound) const {
+    return std::min(std::max(peak_of_all_[kForward], peak_of_all_[kBackward]), bound);
+  }
+
+  // By how much other memory is more than the record's within this bound.
+  [[nodiscard]] std::int64_t more_bytes(std::uint64_t bound) const {
+    return static_cast<std::int64_t>(peak_in_step(bound)) -
+           static_cast<std::int64_t>(peak_in_step(record_.managed_device_bytes));
+  }
+
+  [[nodiscard]] std::vector<std::uint64_t> in_equal_ratios() const {
+    std::vector<std::uint64_t> bounds;
+    const double ratio = static_cast<double>(most_) / static_cast<double>(std::max<std::uint64_t>(least_, 1));
+    for (int i = 0; i < kBounds - 1; ++i) {
+      bounds.push_back(static_cast<std::uint64_t>(static_cast<double>(least_) * std::pow(ratio, i / (kBounds - 1.0))));
+    }
+    bounds.push_back(most_);
+    return bounds;
+  }
+
+  // The bounds in the middle between the best one and its neighbours of those that were tried.
+  [[nodiscard]] std::vector<std::uint64_t> around_best() const {
+    const std::uint64_t best = best_->managed->device_bytes;
+    const auto here = seen_.find(best);
+    std::vector<std::uint64_t> bounds;
+    if (here != seen_.begin()) {
+      bounds.push_back(best - (best - *std::prev(here)) / 2);
+    }
+    if (std::next(here) != seen_.end()) {
+      bounds.push_back(best + (*std::next(here) - best) / 2);
+    }
+    return bounds;
+  }
+
+  // Tries bounds, those first whose copies take the least time.
+  void try_all(const std::vector<std::uint64_t>& bounds) {
+    std::vector<Bound> soonest;
+    for (const std::uint64_t bound : bounds) {
+      if (seen_.insert(bound).second) {
+        soonest.emplace_back(record_, bound, rates_);
+      }
+    }
+    std::ranges::stable_sort(soonest, {}, &Bound::least_ms);
+    for (const Bound& bound : soonest) {
+      if (best_ && bound.least_ms() > best_ms_ * (1 + kAlike)) {
+        return;
+      }
+      try_bound(bound);
+    }
+  }
+
+  void try_bound(const Bound& bound) {
+    Plan plan = bound.plan(limits_, more_bytes(bound.device_bytes()), kEffort);
+    if (!plan.fits) {
+      return;
+    }
+    const double ms = bound.period_ms(plan);
+    const bool is_alike = best_ && std::abs(ms - best_ms_) <= kAlike * std::min(ms, best_ms_);
+    if (!best_ || (is_alike ? moved(plan) < moved(*best_) : ms < best_ms_)) {
+      best_ms_ = is_alike ? std::min(ms, best_ms_) : ms;  // so that small losses do not add up
+      best_ = std::move(plan);
+    }
+  }
+
+  static std::uint64_t moved(const Plan& plan) {
+    return plan.managed->traffic.bytes() + 2 * plan.predicted.offloaded_bytes;
+  }
+
+  // The plan of least memory beside the least bound.
+  [[nodiscard]] Plan least_memory() const {
+    const Bound bound(record_, least_, rates_);
+    const Limits none{.device_bytes = 0, .host_bytes = limits_.host_bytes};
+    const Plan tried = bound.plan(none, more_bytes(least_), kEffort);
+    const ManagedShare share = *tried.managed;
+    Plan plan = make_plan(beside(share, record_), LeastMemory{}, limits_.host_bytes, beside(share, rates_));
+    plan.managed = share;
+    plan.fits = plan.predicted.peak_bytes <= limits_.device_bytes;
+    return plan;
+  }
+
+  const StepRecord& record_;
+  const Limits limits_;
+  const LinkRates rates_;
+  const EachPhase<std::uint64_t> peak_of_all_;  // of managed storages, if all that have been there stay
+  std::uint64_t least_ = 0;                     // the least and the largest bound
+  std::uint64_t most_ = 0;
+  std::set<std::uint64_t> seen_;  // bounds that were tried, or whose copies take too long
+  std::optional<Plan> best_;
+  double best_ms_ = 0;
+};
+
+}  // namespace
+
+Prediction predict(const Plan& plan, const StepRecord& record, const Limits& limits, const LinkRates& rates) {
+  if (!plan.managed) {
+    return Predictor(record, limits, rates).predict(plan.decisions);
+  }
+  const Bound bound(record, plan.managed->device_bytes, plan.managed->traffic, rates);
+  const ManagedShare share = bound.share(plan.predicted.offloaded_bytes, plan.managed->more_bytes);
+  const StepRecord step = beside(share, record);
+  return Predictor(step, limits, beside(share, rates)).predict(plan.decisions);
+}
+
+Plan make_joint_plan(const StepRecord& record, const DeviceBytes& budget, std::uint64_t host_bytes,
+                     const LinkRates& rates) {
+  return Search(record, {.device_bytes = budget.bytes, .host_bytes = host_bytes}, rates).run();
+}
+
+}  // namespace ebb

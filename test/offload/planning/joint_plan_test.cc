@@ -1,0 +1,204 @@
+// Budgets whose plans decide about managed parameters, gradients and states together with what autograd saves. The
+// device is simulated, as in planning_test.cc.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "offload/adamw.h"
+#include "offload/guard.h"
+#include "offload/parameters.h"
+#include "test/offload/managed/managed_helpers.h"
+#include "test/offload/planning/planning_rig.h"
+
+namespace ebb {
+namespace {
+
+using test::check_equal;
+
+Parameters as_planned() {
+  Parameters how;
+  how.minimum_bytes = 0;
+  return how;
+}
+
+// A chain of matmuls and activations, and an optimizer.
+class Model {
+ public:
+  explicit Model(Offloader* offloader, const Parameters& how = as_planned())
+      : offloader_(offloader), weights_(make_weights(offloader, how)), optimizer_(weights_, {1e-3}, UpdateIn::kStep) {}
+
+  // Returns the loss.
+  at::Tensor step(std::int64_t rows = 64) {
+    at::Tensor loss;
+    {
+      const auto guard = Run(offloader_).guard();
+      at::Tensor x = at::arange(rows * 64, at::kFloat).view({rows, 64}).sin();
+      for (const at::Tensor& weight : weights_) {
+        x = at::silu(x.matmul(weight));
+      }
+      loss = x.square().mean();
+    }
+    torch::autograd::backward({loss});
+    optimizer_.step();
+    optimizer_.zero_grad();
+    return loss.detach();
+  }
+
+  // Losses of some steps, then the weights.
+  Tensors train(int steps) {
+    Tensors seen;
+    for (int i = 0; i < steps; ++i) {
+      seen.push_back(step());
+    }
+    for (const at::Tensor& weight : weights_) {
+      seen.push_back(weight.detach().clone());
+    }
+    return seen;
+  }
+
+ private:
+  static Tensors make_weights(Offloader* offloader, const Parameters& how) {
+    at::manual_seed(1);
+    Tensors weights;
+    for (int i = 0; i < kLayers; ++i) {
+      weights.push_back((at::randn({64, 64}) * 0.2).requires_grad_());
+      if (offloader != nullptr) {
+        offloader->manage({weights.back()}, how);
+      }
+    }
+    return weights;
+  }
+
+  Offloader* const offloader_;
+  Tensors weights_;
+  AdamW optimizer_;
+};
+
+std::uint64_t resident_peak(MeteredDevice& device) {
+  Model model(nullptr);
+  static_cast<void>(model.step());
+  device.start_peak();
+  static_cast<void>(model.step());
+  return device.peak();
+}
+
+TEST_CASE_METHOD(NoLeak, "a plan's bound for managed storages keeps the device within the budget, with plain bits") {
+  MeteredDevice device;
+  const std::uint64_t all = resident_peak(device);
+  const Tensors expected = Model(nullptr).train(kUntilSettled);
+  const std::uint64_t budget = GENERATE_COPY(all / 2, 2 * all / 3, 3 * all / 4, 2 * all);
+  CAPTURE(all, budget);
+  const std::uint64_t before = (device.start_peak(), device.peak());
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  {
+    Model model(&rig.offloader());
+    CHECK(rig.stats().managed_on_device.capacity_bytes == budget / 4);
+    check_equal(expected, model.train(kUntilSettled));
+    const auto report = rig.offloader().plan_report();
+    REQUIRE(report);
+    REQUIRE(report->managed);
+    CHECK(report->fits);
+    CHECK(rig.stats().managed_on_device.capacity_bytes == report->managed->device_bytes);
+    CHECK(rig.offloader().explain().find("managed: at most ") != std::string::npos);
+    device.start_peak();
+    static_cast<void>(model.step());
+    CHECK(device.peak() <= budget + before);
+  }
+}
+
+TEST_CASE_METHOD(NoLeak, "with room for all a plan leaves all managed storages on the device") {
+  MeteredDevice device;
+  Rig rig(planned(DeviceBytes{4 * resident_peak(device)}, &device));
+  Model model(&rig.offloader());
+  static_cast<void>(model.train(kUntilSettled));
+  rig.offloader().reset_stats();
+  static_cast<void>(model.step());
+  const Stats stats = rig.stats();
+  CHECK(stats.managed_prefetched.tensors == 0);
+  CHECK(stats.managed_fetched_late.tensors == 0);
+  CHECK(stats.offloaded.tensors == 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "the copies of managed storages are predicted") {
+  MeteredDevice device;
+  const std::uint64_t all = resident_peak(device);
+  Rig rig(planned(DeviceBytes{all / 2}, &device));
+  Model model(&rig.offloader());
+  static_cast<void>(model.train(kUntilSettled));
+  rig.offloader().reset_stats();
+  constexpr std::uint64_t kSteps = 4;
+  for (std::uint64_t i = 0; i < kSteps; ++i) {
+    static_cast<void>(model.step());
+  }
+  const Stats stats = rig.stats();
+  const ManagedShare share = rig.offloader().plan_report().value().managed.value();
+  std::uint64_t predicted = 0;
+  for (const ManagedTraffic::Lane& lane : share.traffic.in) {
+    predicted += lane.bytes;
+  }
+  const std::uint64_t copied = (stats.managed_prefetched.bytes + stats.managed_fetched_late.bytes) / kSteps;
+  CAPTURE(predicted, copied);
+  REQUIRE(predicted > 0);
+  CHECK(copied <= predicted + predicted / 4);
+  CHECK(copied + predicted / 4 >= predicted);
+}
+
+TEST_CASE_METHOD(NoLeak, "a step of another kind gets the first bound again, until there is a plan for it") {
+  MeteredDevice device;
+  const std::uint64_t budget = resident_peak(device);
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  Model model(&rig.offloader());
+  static_cast<void>(model.train(kUntilSettled));
+  REQUIRE(rig.stats().managed_on_device.capacity_bytes != budget / 4);
+  static_cast<void>(model.step(/*rows=*/128));
+  CHECK(rig.stats().managed_on_device.capacity_bytes == budget / 4);
+  CHECK(rig.stats().managed_on_device.now_bytes <= budget / 4);
+  static_cast<void>(model.train(kUntilSettled));  // the first of them are recorded, to find the other kind again
+  CHECK(rig.stats().managed_on_device.capacity_bytes != budget / 4);
+}
+
+TEST_CASE_METHOD(NoLeak, "a bound that the program sets stays beside a budget") {
+  MeteredDevice device;
+  const std::uint64_t bound = 5 * kMatrix;
+  Rig rig(planned(DeviceBytes{resident_peak(device)}, &device));
+  Model model(&rig.offloader(), test::within(bound));
+  check_equal(Model(nullptr).train(kUntilSettled), model.train(kUntilSettled));
+  CHECK(rig.stats().managed_on_device.capacity_bytes == bound);
+  CHECK_FALSE(rig.offloader().plan_report().value().managed);
+}
+
+TEST_CASE_METHOD(NoLeak, "evaluation between training steps does not change what is planned") {
+  MeteredDevice device;
+  const std::uint64_t all = resident_peak(device);
+  const Tensors expected = Model(nullptr).train(kUntilSettled);
+  Rig rig(planned(DeviceBytes{all / 2}, &device));
+  Model model(&rig.offloader());
+  for (std::size_t i = 0; i < kUntilSettled; ++i) {
+    check_equal({expected[i]}, {model.step()});
+    const at::NoGradGuard no_grad;
+    const OffloadGuard guard(rig.offloader());
+    static_cast<void>(at::ones({8, 64}).matmul(at::ones({64, 64})));
+  }
+  CHECK(rig.offloader().plan_report().value().managed);
+}
+
+TEST_CASE_METHOD(NoLeak, "without a bound, and without a budget that has bytes, nothing is managed") {
+  for (const DeviceBudget& budget : {DeviceBudget(Slowdown{0.1}), DeviceBudget(LeastMemory{})}) {
+    Rig rig(planned(budget));
+    const at::Tensor weight = at::ones({64, 64}, at::requires_grad());
+    CHECK_THROWS_AS(rig.offloader().manage({weight}, as_planned()), std::invalid_argument);
+    rig.offloader().manage({weight}, test::within(0));  // nothing is lost
+  }
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,189 @@
+#include "policy/joint_planner.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+#include "policy/planner.h"
+#include "policy/recompute.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::uint64_t kWeight = 100;  // bytes
+constexpr std::uint64_t kSaved = 60;
+constexpr std::uint64_t kOther = 50;              // besides managed storages
+constexpr std::uint64_t kRecorded = 2 * kWeight;  // of managed storages on the device
+
+struct Kind {
+  std::size_t layers = 8;
+  double layer_ms = 10;        // of compute, forward and backward each
+  double recompute_ms = 2;     // of a layer's saved storage
+  bool has_optimizer = false;  // that takes states of each layer between steps
+};
+
+// A step through layers, each with a weight that is managed and a storage that is saved.
+StepRecord step_of(const Kind& kind) {
+  StepRecord record;
+  const auto layers = static_cast<double>(kind.layers);
+  for (std::size_t i = 0; i < kind.layers; ++i) {
+    const auto at = static_cast<double>(i);
+    record.storages.push_back({.bytes = kSaved,
+                               .saved_ms = (at + 1) * kind.layer_ms,
+                               .idle_ms = (at + 1) * kind.layer_ms,
+                               .needed_ms = (2 * layers - at - 1) * kind.layer_ms,
+                               .released_ms = (2 * layers - at) * kind.layer_ms,
+                               .other_bytes = kOther + kRecorded,
+                               .recompute = Recompute::kComputeBound,
+                               .recompute_ms = kind.recompute_ms});
+  }
+  record.other = {{0, kOther + kRecorded}};
+  record.backward_ms = layers * kind.layer_ms;
+  record.end_ms = 2 * layers * kind.layer_ms;
+  const auto use = [&](std::size_t item, Phase phase, bool written) {
+    record.managed.push_back({.item = static_cast<std::uint32_t>(item),
+                              .operation = static_cast<std::uint32_t>(record.managed.size()),
+                              .bytes = kWeight,
+                              .phase = phase,
+                              .written = written});
+  };
+  for (std::size_t i = 0; i < kind.layers; ++i) {
+    use(i, Phase::kForward, false);
+  }
+  for (std::size_t i = kind.layers; i-- > 0;) {
+    use(i, Phase::kBackward, false);
+  }
+  for (std::size_t i = 0; kind.has_optimizer && i < kind.layers; ++i) {
+    use(i, Phase::kBetween, true);
+    use(kind.layers + i, Phase::kBetween, true);
+  }
+  record.managed_device_bytes = kRecorded;
+  return record;
+}
+
+LinkRates link(double bytes_per_ms) {
+  return {.out_bytes_per_ms = bytes_per_ms, .in_bytes_per_ms = bytes_per_ms, .ms_per_copy = 0};
+}
+
+TEST_CASE("Where all fits all is on the device, and the step takes its compute") {
+  const StepRecord record = step_of({});
+  const Plan plan = make_joint_plan(record, {10'000}, kUnlimited, link(100));
+  REQUIRE(plan.fits);
+  REQUIRE(plan.managed);
+  CHECK(plan.managed->traffic.bytes() == 0);
+  CHECK(plan.predicted.offloaded_bytes == 0);
+  CHECK(plan.predicted.recomputed_bytes == 0);
+  CHECK(plan.predicted.step_ms == record.end_ms);
+  CHECK(plan.predicted.peak_bytes == kOther + 8 * (kWeight + kSaved));
+}
+
+TEST_CASE("A plan that fits is within its budget with what it leaves to managed storages") {
+  const StepRecord record = step_of({.has_optimizer = true});
+  for (const double rate : {5.0, 100.0}) {
+    for (std::uint64_t budget = 200; budget < 2400; budget += 400) {
+      const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(rate));
+      INFO("budget " << budget << ", rate " << rate);
+      REQUIRE(plan.managed);
+      CHECK(plan.fits == (plan.predicted.peak_bytes <= budget));
+      CHECK(predict(plan, record, {.device_bytes = plan.device_bytes}, link(rate)).peak_bytes ==
+            plan.predicted.peak_bytes);
+      if (plan.fits) {
+        CHECK(std::min(plan.managed->device_bytes, 16 * kWeight) + kOther <= budget);
+      }
+    }
+  }
+}
+
+TEST_CASE("What fits nowhere gets the least memory, which is a budget that can be met") {
+  const StepRecord record = step_of({});
+  const Plan least = make_joint_plan(record, {100}, kUnlimited, link(20));
+  REQUIRE_FALSE(least.fits);
+  CHECK(least.predicted.peak_bytes > 100);
+  const Plan met = make_joint_plan(record, {least.predicted.peak_bytes}, kUnlimited, link(20));
+  CHECK(met.fits);
+}
+
+double period_ms(const Plan& plan) { return plan.predicted.step_ms + plan.managed->between_ms; }
+
+TEST_CASE("A larger budget never makes the period much longer") {
+  for (const bool has_optimizer : {false, true}) {
+    const StepRecord record = step_of({.has_optimizer = has_optimizer});
+    std::optional<double> before;
+    for (std::uint64_t budget = 400; budget < 2600; budget += 200) {
+      const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(10));
+      if (!plan.fits) {
+        continue;
+      }
+      INFO("budget " << budget);
+      if (before) {
+        CHECK(period_ms(plan) < *before * 1.03);
+      }
+      before = period_ms(plan);
+    }
+    REQUIRE(before);
+  }
+}
+
+// The link takes 10 ms to fetch a weight, as long as a layer's compute, so managed storages take all that they are
+// given.
+TEST_CASE("Cheap recipes leave the device to weights, dear ones to what is saved") {
+  const LinkRates slow = link(5);
+  const Plan cheap = make_joint_plan(step_of({.recompute_ms = 0.1}), {900}, kUnlimited, slow);
+  const Plan dear = make_joint_plan(step_of({.recompute_ms = 100}), {900}, kUnlimited, slow);
+  REQUIRE(cheap.fits);
+  REQUIRE(dear.fits);
+  CHECK(cheap.predicted.recomputed_bytes > 0);
+  CHECK(dear.predicted.recomputed_bytes == 0);
+  CHECK(dear.managed->device_bytes < cheap.managed->device_bytes);
+}
+
+TEST_CASE("A bound is better than its neighbours") {
+  const StepRecord record = step_of({.has_optimizer = true});
+  const LinkRates rates = link(10);
+  const Plan plan = make_joint_plan(record, {900}, kUnlimited, rates);
+  REQUIRE(plan.fits);
+  // All for saved storages, and all for managed ones.
+  for (const std::uint64_t bound : {2 * kWeight, std::uint64_t{900} - kOther}) {
+    const ManagedTraffic traffic = managed_traffic(record.managed, bound - bound / 16 - fetched_ahead(bound) / 2);
+    const double in_ms = static_cast<double>(traffic.in[0].bytes + traffic.in[1].bytes) / rates.in_bytes_per_ms;
+    const double between_ms = static_cast<double>(traffic.in[2].bytes) / rates.in_bytes_per_ms;
+    CHECK(period_ms(plan) <= std::max(record.end_ms, in_ms) + between_ms + 8 * 2.0);  // and all recomputed
+  }
+}
+
+TEST_CASE("A step without anything that may be copied has a plan, too") {
+  StepRecord record = step_of({});
+  for (StorageRecord& storage : record.storages) {
+    storage.movable = false;
+  }
+  const Plan regions = make_joint_plan(record, {700}, kUnlimited, link(10));
+  CHECK(regions.fits);
+  CHECK(regions.managed);
+  record.storages.clear();
+  const Plan none = make_joint_plan(record, {700}, kUnlimited, link(10));
+  CHECK(none.fits);
+  CHECK(none.managed);
+}
+
+TEST_CASE("A slower link makes the step of a plan longer, through what is managed and what is saved") {
+  const StepRecord record = step_of({.recompute_ms = 100});
+  const Plan plan = make_joint_plan(record, {700}, kUnlimited, link(10));
+  REQUIRE(plan.fits);
+  const Limits limits{.device_bytes = 700};
+  CHECK(predict(plan, record, limits, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
+  CHECK(predict(plan, record, limits, link(2)).step_ms > 1.5 * plan.predicted.step_ms);
+}
+
+TEST_CASE("The plan for bytes decides about managed storages, and other goals leave them") {
+  const StepRecord record = step_of({});
+  CHECK(make_plan(record, DeviceBytes{900}, kUnlimited, link(20)).managed);
+  CHECK_FALSE(make_plan(record, LeastMemory{}, kUnlimited, link(20)).managed);
+  CHECK_FALSE(make_plan(record, Slowdown{0.1}, kUnlimited, link(20)).managed);
+}
+
+}  // namespace
+}  // namespace ebb
