@@ -22,8 +22,8 @@ constexpr int kBounds = 12;
 // How often the bounds halfway to the best one's neighbours are tried then.
 constexpr int kHalvings = 4;
 
-// How often the saved storages of a bound are planned. Which part of a lane is theirs depends on how many are copied;
-// the first time all are taken to be.
+// How often the saved storages of a bound are planned. What is left to them depends on how many are copied and
+// recomputed; the first time all are taken to be.
 constexpr int kRounds = 2;
 
 // The part of make_plan's usual tries that is spent on each bound. The best one is planned with all of them.
@@ -43,9 +43,10 @@ std::uint64_t bound_for(std::uint64_t bytes) { return bytes + bytes / 15 + 1; }
 
 // What Belady's rule has of a bound: all that stays if that is enough for all storages. Otherwise what is fetched ahead
 // takes its room half of the time.
-ManagedTraffic traffic_within(const std::vector<ManagedUse>& uses, std::uint64_t bound) {
-  const ManagedTraffic traffic = managed_traffic(uses, stays_of(bound));
-  return traffic.bytes() == 0 ? traffic : managed_traffic(uses, stays_of(bound) - fetched_ahead(bound) / 2);
+ManagedTraffic traffic_within(const StepRecord& record, std::uint64_t bound) {
+  const ManagedTraffic traffic = managed_traffic(record.managed, stays_of(bound));
+  const std::uint64_t ahead = std::min(record.managed_ahead_bytes.value_or(fetched_ahead(bound)), bound);
+  return traffic.bytes() == 0 ? traffic : managed_traffic(record.managed, stays_of(bound) - ahead / 2);
 }
 
 constexpr auto kForward = static_cast<std::size_t>(Phase::kForward);
@@ -94,7 +95,7 @@ LinkRates beside(const ManagedShare& share, const LinkRates& rates) {
 class Bound {
  public:
   Bound(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
-      : Bound(record, device_bytes, traffic_within(record.managed, device_bytes), rates) {}
+      : Bound(record, device_bytes, traffic_within(record, device_bytes), rates) {}
 
   Bound(const StepRecord& record, std::uint64_t device_bytes, const ManagedTraffic& traffic, const LinkRates& rates)
       : record_(&record), rates_(rates) {
@@ -106,32 +107,35 @@ class Bound {
     }
     share_.between_ms = std::max(in_ms_[kBetween], out_ms_[kBetween]);
     share_.forward_stretch = stretch(record.backward_ms, forward_ms(0));
-    share_.backward_stretch = stretch(backward_compute_ms(), backward_ms(0));
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const { return share_.device_bytes; }
 
   // The least that a period takes.
-  [[nodiscard]] double least_ms() const { return forward_ms(0) + backward_ms(0) + share_.between_ms; }
+  [[nodiscard]] double least_ms() const { return forward_ms(0) + backward_ms(0, 0) + share_.between_ms; }
 
-  // The share, where so many saved bytes are copied and the other memory differs by so many from the record's.
-  [[nodiscard]] ManagedShare share(std::uint64_t offloaded, std::int64_t more_bytes) const {
+  // The share where so many saved bytes are copied, recipes run so long, and other memory is so much more than recorded.
+  [[nodiscard]] ManagedShare share(std::uint64_t offloaded, double recompute_ms, std::int64_t more_bytes) const {
     ManagedShare share = share_;
+    share.offloaded_bytes = offloaded;
+    share.recompute_ms = recompute_ms;
     share.more_bytes = more_bytes;
+    const double copies_ms = std::max(in_ms_[kBackward], out_ms_[kBackward]);
+    share.backward_stretch =
+        stretch(backward_compute_ms(), std::max(backward_compute_ms(), copies_ms - recompute_ms));
     share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
-    share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded));
+    share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded, recompute_ms));
     return share;
   }
 
   // `more_bytes`: as for share(). `effort`: as for make_plan.
   [[nodiscard]] Plan plan(const Limits& limits, std::int64_t more_bytes, double effort) const {
     Plan plan;
-    std::uint64_t offloaded = movable_bytes();
-    for (int round = 0; round == 0 || (round < kRounds && offloaded > 0); ++round) {
-      const ManagedShare share = this->share(offloaded, more_bytes);
+    ManagedShare share = this->share(movable_bytes(), all_recipes_ms(), more_bytes);
+    for (int round = 0; round < kRounds; ++round) {
       plan = make_plan(beside(share, *record_), limits, beside(share, rates_), effort);
       plan.managed = share;
-      offloaded = plan.predicted.offloaded_bytes;
+      share = this->share(plan.predicted.offloaded_bytes, plan.predicted.recompute_ms, more_bytes);
     }
     return plan;
   }
@@ -139,7 +143,8 @@ class Bound {
   // A period under the plan, at least.
   [[nodiscard]] double period_ms(const Plan& plan) const {
     const std::uint64_t offloaded = plan.predicted.offloaded_bytes;
-    return std::max(plan.predicted.step_ms, forward_ms(offloaded) + backward_ms(offloaded)) + share_.between_ms;
+    const double copied_ms = forward_ms(offloaded) + backward_ms(offloaded, plan.predicted.recompute_ms);
+    return std::max(plan.predicted.step_ms, copied_ms) + share_.between_ms;
   }
 
  private:
@@ -152,16 +157,23 @@ class Bound {
     }
     return bytes;
   }
+  [[nodiscard]] double all_recipes_ms() const {
+    double ms = 0;
+    for (const StorageRecord& storage : record_->storages) {
+      ms += storage.recompute == Recompute::kNo ? 0 : storage.recompute_ms;
+    }
+    return ms;
+  }
   [[nodiscard]] double backward_compute_ms() const { return record_->end_ms - record_->backward_ms; }
 
-  // How long a phase takes if so many saved bytes are copied, too.
+  // How long a phase takes if so many saved bytes are copied, and recipes run so long, too.
   [[nodiscard]] double forward_ms(std::uint64_t offloaded) const {
     const double copies_ms = static_cast<double>(offloaded) / rates_.out_bytes_per_ms;
     return std::max({record_->backward_ms, in_ms_[kForward], out_ms_[kForward] + copies_ms});
   }
-  [[nodiscard]] double backward_ms(std::uint64_t offloaded) const {
+  [[nodiscard]] double backward_ms(std::uint64_t offloaded, double recompute_ms) const {
     const double copies_ms = static_cast<double>(offloaded) / rates_.in_bytes_per_ms;
-    return std::max({backward_compute_ms(), in_ms_[kBackward] + copies_ms, out_ms_[kBackward]});
+    return std::max({backward_compute_ms() + recompute_ms, in_ms_[kBackward] + copies_ms, out_ms_[kBackward]});
   }
 
   const StepRecord* record_;
@@ -177,14 +189,21 @@ class Search {
       : record_(record),
         limits_(limits),
         rates_(rates),
-        peak_of_all_(managed_traffic(record.managed, kUnlimited).peak_bytes) {
+        peak_of_all_(managed_traffic(record.managed, kUnlimited).peak_bytes),
+        largest_operation_in_step_(std::max(largest_operation(record.managed, Phase::kForward),
+                                            largest_operation(record.managed, Phase::kBackward))) {
     const std::uint64_t enough = bound_for(*std::ranges::max_element(peak_of_all_));
-    least_ = std::min(2 * largest_operation(record.managed), enough);
+    std::uint64_t largest = 0;
+    for (const ManagedUse& use : record.managed) {
+      largest = std::max(largest, use.bytes);
+    }
+    least_ = std::min(2 * largest, enough);
     most_ = std::max(least_, std::min(enough, limits.device_bytes));
   }
 
   Plan run() {
     try_all(in_equal_ratios());
+    try_all({record_.managed_device_bytes});
     if (!best_) {
       return least_memory();
     }
@@ -197,15 +216,17 @@ class Search {
   }
 
  private:
-  // The most bytes of managed storages on the device in a step within a bound: what is fetched ahead fills the bound.
+  // The most bytes of managed storages on the device in a step within a bound. What is fetched ahead fills the bound,
+  // and an operation gets its storages whatever the bound is.
   [[nodiscard]] std::uint64_t peak_in_step(std::uint64_t bound) const {
-    return std::min(std::max(peak_of_all_[kForward], peak_of_all_[kBackward]), bound);
+    const std::uint64_t all = std::max(peak_of_all_[kForward], peak_of_all_[kBackward]);
+    return std::min(all, std::max(bound, largest_operation_in_step_));
   }
 
   // By how much other memory is more than the record's within this bound.
   [[nodiscard]] std::int64_t more_bytes(std::uint64_t bound) const {
-    return static_cast<std::int64_t>(peak_in_step(bound)) -
-           static_cast<std::int64_t>(peak_in_step(record_.managed_device_bytes));
+    const std::uint64_t recorded = record_.managed_device_bytes == 0 ? 0 : peak_in_step(record_.managed_device_bytes);
+    return static_cast<std::int64_t>(peak_in_step(bound)) - static_cast<std::int64_t>(recorded);
   }
 
   [[nodiscard]] std::vector<std::uint64_t> in_equal_ratios() const {
@@ -236,7 +257,7 @@ class Search {
   void try_all(const std::vector<std::uint64_t>& bounds) {
     std::vector<Bound> soonest;
     for (const std::uint64_t bound : bounds) {
-      if (seen_.insert(bound).second) {
+      if (bound > 0 && seen_.insert(bound).second) {
         soonest.emplace_back(record_, bound, rates_);
       }
     }
@@ -282,6 +303,7 @@ class Search {
   const Limits limits_;
   const LinkRates rates_;
   const EachPhase<std::uint64_t> peak_of_all_;  // of managed storages, if all that have been there stay
+  const std::uint64_t largest_operation_in_step_;
   std::uint64_t least_ = 0;                     // the least and the largest bound
   std::uint64_t most_ = 0;
   std::set<std::uint64_t> seen_;  // bounds that were tried, or whose copies take too long
@@ -296,7 +318,8 @@ Prediction predict(const Plan& plan, const StepRecord& record, const Limits& lim
     return Predictor(record, limits, rates).predict(plan.decisions);
   }
   const Bound bound(record, plan.managed->device_bytes, plan.managed->traffic, rates);
-  const ManagedShare share = bound.share(plan.predicted.offloaded_bytes, plan.managed->more_bytes);
+  const ManagedShare share =
+      bound.share(plan.managed->offloaded_bytes, plan.managed->recompute_ms, plan.managed->more_bytes);
   const StepRecord step = beside(share, record);
   return Predictor(step, limits, beside(share, rates)).predict(plan.decisions);
 }

@@ -20,9 +20,14 @@ class Device {
   // `traffic`: what the period adds to; null for nothing.
   void pass_period(ManagedTraffic* traffic) {
     traffic_ = traffic;
+    Phase phase = Phase::kForward;
+    note_held(phase, phase);
     for (std::size_t i = 0; i < uses_.size(); ++i) {
+      note_held(phase, uses_[i].phase);
+      phase = uses_[i].phase;
       use(i);
     }
+    note_held(phase, Phase::kBetween);
     begin_ += uses_.size();
   }
 
@@ -66,12 +71,17 @@ class Device {
     there_.insert_or_assign(use.item, There{use.bytes, next, operation_, written});
     order_.emplace(next, use.item);
     held_ += use.bytes;
-    if (traffic_ != nullptr) {
-      std::uint64_t& peak = traffic_->peak_bytes[static_cast<std::size_t>(use.phase)];
-      peak = std::max(peak, held_);
-    }
+    note_held(use.phase, use.phase);
     if (uses_[(i + next_[i]) % uses_.size()].is_new) {  // this was the storage's last use
       forget(there_.find(use.item));
+    }
+  }
+
+  // What is held now is held in these phases, and in those between them.
+  void note_held(Phase from, Phase to) {
+    for (auto phase = static_cast<std::size_t>(from); traffic_ != nullptr && phase <= static_cast<std::size_t>(to);
+         ++phase) {
+      traffic_->peak_bytes[phase] = std::max(traffic_->peak_bytes[phase], held_);
     }
   }
 
@@ -138,13 +148,13 @@ std::uint64_t fetched_ahead(std::uint64_t device_bytes) {
   return std::min(device_bytes / 2, kMost);
 }
 
-std::uint64_t largest_operation(std::span<const ManagedUse> uses) {
+std::uint64_t largest_operation(std::span<const ManagedUse> uses, Phase phase) {
   std::uint64_t largest = 0;
   for (std::size_t i = 0; i < uses.size();) {
     std::uint64_t bytes = 0;
     const std::uint32_t operation = uses[i].operation;
     for (; i < uses.size() && uses[i].operation == operation; ++i) {
-      bytes += uses[i].bytes;
+      bytes += uses[i].phase == phase ? uses[i].bytes : 0;
     }
     largest = std::max(largest, bytes);
   }

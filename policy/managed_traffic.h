@@ -15,7 +15,7 @@ struct ManagedTraffic {
   };
   EachPhase<Lane> in;
   EachPhase<Lane> out;
-  EachPhase<std::uint64_t> peak_bytes{};  // of managed storages on the device
+  EachPhase<std::uint64_t> peak_bytes{};  // of managed storages on the device, whether or not the phase uses them
 
   [[nodiscard]] std::uint64_t bytes() const;  // both ways
 };
@@ -33,7 +33,7 @@ struct ManagedTraffic {
 // (bench/model --managed 11GB --prefetch ...); within 6 GB, 495 with 1 or 2 GB, and 534 with 3.
 [[nodiscard]] std::uint64_t fetched_ahead(std::uint64_t device_bytes);
 
-// The bytes of the operation that uses the most at once.
-[[nodiscard]] std::uint64_t largest_operation(std::span<const ManagedUse> uses);
+// The bytes of the operation of a phase that uses the most at once.
+[[nodiscard]] std::uint64_t largest_operation(std::span<const ManagedUse> uses, Phase phase);
 
 }  // namespace ebb

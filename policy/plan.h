@@ -41,7 +41,10 @@ struct ManagedShare {
   ManagedTraffic traffic;          // of a period
   double between_ms = 0;           // the least that the copies between two steps take
 
-  // How the step with these managed storages differs from the recorded one.
+  // How the step with these managed storages differs from the recorded one, if so many saved bytes are copied each way
+  // and recipes run so long. Recipes hide copies as other compute does.
+  std::uint64_t offloaded_bytes = 0;
+  double recompute_ms = 0;
   std::int64_t more_bytes = 0;  // of other memory
   double forward_stretch = 1;   // the factor by which forward takes longer, because managed storages are waited for
   double backward_stretch = 1;  // and backward

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "policy/managed_use.h"
@@ -47,6 +48,7 @@ struct StepRecord {
   // device under the bound `managed_device_bytes`; 0: the other memory has none of them.
   std::vector<ManagedUse> managed{};
   std::uint64_t managed_device_bytes = 0;
+  std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
   bool awaits_managed = false;  // the uses are not known yet, and a later record has them
 };
 

@@ -141,18 +141,59 @@ TEST_CASE("Cheap recipes leave the device to weights, dear ones to what is saved
   CHECK(dear.managed->device_bytes < cheap.managed->device_bytes);
 }
 
-TEST_CASE("A bound is better than its neighbours") {
-  const StepRecord record = step_of({.has_optimizer = true});
-  const LinkRates rates = link(10);
-  const Plan plan = make_joint_plan(record, {900}, kUnlimited, rates);
-  REQUIRE(plan.fits);
-  // All for saved storages, and all for managed ones.
-  for (const std::uint64_t bound : {2 * kWeight, std::uint64_t{900} - kOther}) {
-    const ManagedTraffic traffic = managed_traffic(record.managed, bound - bound / 16 - fetched_ahead(bound) / 2);
-    const double in_ms = static_cast<double>(traffic.in[0].bytes + traffic.in[1].bytes) / rates.in_bytes_per_ms;
-    const double between_ms = static_cast<double>(traffic.in[2].bytes) / rates.in_bytes_per_ms;
-    CHECK(period_ms(plan) <= std::max(record.end_ms, in_ms) + between_ms + 8 * 2.0);  // and all recomputed
+// States that only the optimizer uses, of 800 bytes in all.
+StepRecord states_only() {
+  StepRecord record = step_of({});
+  record.managed.clear();
+  for (std::uint32_t i = 0; i < 8; ++i) {
+    record.managed.push_back(
+        {.item = i, .operation = i, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
   }
+  return record;
+}
+
+TEST_CASE("States that stay on the device take their room in the step, though the step does not use them") {
+  const StepRecord record = states_only();
+  for (std::uint64_t budget = 500; budget < 1400; budget += 200) {
+    const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(100));
+    INFO("budget " << budget);
+    REQUIRE(plan.fits);
+    CHECK(kOther + std::min(plan.managed->device_bytes, 8 * kWeight) + plan.predicted.kept_bytes <= budget);
+  }
+}
+
+TEST_CASE("An operation between steps that takes more than the bound does not hold the bound up") {
+  StepRecord record = step_of({});
+  for (std::uint32_t i = 0; i < 6; ++i) {  // 600 bytes at once
+    record.managed.push_back(
+        {.item = 100 + i, .operation = 100, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
+  }
+  const Plan plan = make_joint_plan(record, {500}, kUnlimited, link(100));
+  CHECK(plan.fits);
+  CHECK(plan.managed->device_bytes + kOther <= 500);
+}
+
+TEST_CASE("Recipes that run while the link is busy cost nothing") {
+  // Backward's copies take 80 ms at the least beyond its compute; all recipes take 16.
+  const StepRecord record = step_of({.recompute_ms = 2});
+  const Plan plan = make_joint_plan(record, {450}, kUnlimited, link(4));
+  REQUIRE(plan.fits);
+  REQUIRE(plan.predicted.recomputed_bytes > 0);
+  const double in_ms = static_cast<double>(plan.managed->traffic.in[1].bytes) / 4;
+  REQUIRE(in_ms > record.end_ms - record.backward_ms + 20);
+  const double forward_ms = std::max(record.backward_ms, static_cast<double>(plan.managed->traffic.in[0].bytes) / 4);
+  CHECK(plan.predicted.step_ms == Approx(forward_ms + in_ms).epsilon(0.02));
+}
+
+TEST_CASE("Without a meter the record's other memory has no managed storages, and the plan adds what it leaves there") {
+  StepRecord record = step_of({});
+  record.other = {{0, 0}};
+  for (StorageRecord& storage : record.storages) {
+    storage.other_bytes = 0;
+  }
+  record.managed_device_bytes = 0;
+  const Plan plan = make_joint_plan(record, {10'000}, kUnlimited, link(100));
+  CHECK(plan.predicted.peak_bytes == 8 * (kWeight + kSaved));
 }
 
 TEST_CASE("A step without anything that may be copied has a plan, too") {

@@ -47,13 +47,18 @@ TEST_CASE("Of layers used there and back, those at both turns stay") {
   CHECK(traffic.in[1].bytes == 20);
   CHECK(traffic.in[0].copies == 2);
   CHECK(bytes_out(traffic) == 0);
-  CHECK(traffic.peak_bytes == EachPhase<std::uint64_t>{30, 30, 0});
+  CHECK(traffic.peak_bytes == EachPhase<std::uint64_t>{30, 30, 30});
 }
 
 TEST_CASE("Within a bound for all nothing moves, and the peak is all") {
   const ManagedTraffic traffic = managed_traffic(there_and_back(5), 50);
   CHECK(traffic.bytes() == 0);
   CHECK(traffic.peak_bytes[0] == 50);
+}
+
+TEST_CASE("What is used between steps is there in the step, too") {
+  std::vector<ManagedUse> uses{read(0, 0, Phase::kBetween), read(1, 1, Phase::kBetween)};
+  CHECK(managed_traffic(uses, 20).peak_bytes == EachPhase<std::uint64_t>{20, 20, 20});
 }
 
 TEST_CASE("A storage that is written goes home when it leaves, and not before") {
@@ -82,7 +87,8 @@ TEST_CASE("A gradient that is made anew in each period is not fetched when made 
 
 TEST_CASE("The storages of one operation are there at once, whatever the bound") {
   std::vector<ManagedUse> uses{read(0, 0), read(1, 0), read(2, 0), read(3, 1)};
-  CHECK(largest_operation(uses) == 30);
+  CHECK(largest_operation(uses, Phase::kForward) == 30);
+  CHECK(largest_operation(uses, Phase::kBackward) == 0);
   const ManagedTraffic traffic = managed_traffic(uses, 10);
   CHECK(traffic.peak_bytes[0] == 30);
   CHECK(bytes_in(traffic) == 40);
@@ -90,7 +96,7 @@ TEST_CASE("The storages of one operation are there at once, whatever the bound")
 
 TEST_CASE("No uses make no traffic") {
   CHECK(managed_traffic({}, 10).bytes() == 0);
-  CHECK(largest_operation({}) == 0);
+  CHECK(largest_operation({}, Phase::kForward) == 0);
 }
 
 // The same rule, written to be read: before each fetch whatever is used last leaves.
@@ -111,8 +117,23 @@ ManagedTraffic slow_traffic(const std::vector<ManagedUse>& uses, std::uint64_t b
     }
     return next;
   };
+  const auto held = [&] {
+    std::uint64_t bytes = 0;
+    for (const auto& [item, each] : there) {
+      bytes += each.bytes;
+    }
+    return bytes;
+  };
+  std::size_t phase_before = 0;
   for (std::size_t place = 0; place < 2 * n; ++place) {
     const ManagedUse& use = uses[place % n];
+    phase_before = place % n == 0 ? 0 : phase_before;
+    for (; place >= n; ++phase_before) {  // what was there when this phase began, and those before without a use
+      traffic.peak_bytes[phase_before] = std::max(traffic.peak_bytes[phase_before], held());
+      if (phase_before == static_cast<std::size_t>(use.phase)) {
+        break;
+      }
+    }
     if (place % n == 0 || use.operation != uses[place % n - 1].operation) {
       ++operation;
     }
@@ -124,13 +145,6 @@ ManagedTraffic slow_traffic(const std::vector<ManagedUse>& uses, std::uint64_t b
     }
     const bool was_written = there.contains(use.item) && there[use.item].written && !use.is_new;
     there[use.item] = {use.bytes, use.written || was_written, operation};
-    const auto held = [&] {
-      std::uint64_t bytes = 0;
-      for (const auto& [item, each] : there) {
-        bytes += each.bytes;
-      }
-      return bytes;
-    };
     while (held() > bound) {
       std::pair<std::size_t, std::uint32_t> last{0, 0};
       for (const auto& [item, each] : there) {
@@ -153,6 +167,9 @@ ManagedTraffic slow_traffic(const std::vector<ManagedUse>& uses, std::uint64_t b
     if (uses[next_use(use.item, place) % n].is_new) {
       there.erase(use.item);
     }
+  }
+  for (std::size_t phase = phase_before; phase < kPhases; ++phase) {
+    traffic.peak_bytes[phase] = std::max(traffic.peak_bytes[phase], held());
   }
   return traffic;
 }
