@@ -114,15 +114,15 @@ class Bound {
   // The least that a period takes.
   [[nodiscard]] double least_ms() const { return forward_ms(0) + backward_ms(0, 0) + share_.between_ms; }
 
-  // The share where so many saved bytes are copied, recipes run so long, and other memory is so much more than recorded.
+  // The share where so many saved bytes are copied, recipes run so long, and other memory is so much more than
+  // recorded.
   [[nodiscard]] ManagedShare share(std::uint64_t offloaded, double recompute_ms, std::int64_t more_bytes) const {
     ManagedShare share = share_;
     share.offloaded_bytes = offloaded;
     share.recompute_ms = recompute_ms;
     share.more_bytes = more_bytes;
     const double copies_ms = std::max(in_ms_[kBackward], out_ms_[kBackward]);
-    share.backward_stretch =
-        stretch(backward_compute_ms(), std::max(backward_compute_ms(), copies_ms - recompute_ms));
+    share.backward_stretch = stretch(backward_compute_ms(), std::max(backward_compute_ms(), copies_ms - recompute_ms));
     share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
     share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded, recompute_ms));
     return share;
@@ -304,7 +304,7 @@ class Search {
   const LinkRates rates_;
   const EachPhase<std::uint64_t> peak_of_all_;  // of managed storages, if all that have been there stay
   const std::uint64_t largest_operation_in_step_;
-  std::uint64_t least_ = 0;                     // the least and the largest bound
+  std::uint64_t least_ = 0;  // the least and the largest bound
   std::uint64_t most_ = 0;
   std::set<std::uint64_t> seen_;  // bounds that were tried, or whose copies take too long
   std::optional<Plan> best_;

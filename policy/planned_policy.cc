@@ -139,6 +139,15 @@ void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
   }
 }
 
+void PlannedPolicy::forget_plans() {
+  if (following_ != nullptr) {
+    strayed_ = true;
+  }
+  following_ = nullptr;
+  known_.clear();
+  recorded_.clear();
+}
+
 LinkRates PlannedPolicy::rates(const Known& known) const { return slower(rates_, known.copy_slowdown); }
 
 void PlannedPolicy::make_plan_of(Known& known) const {

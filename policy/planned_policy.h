@@ -35,7 +35,7 @@ class PlannedPolicy final : public Policy {
  public:
   static constexpr std::size_t kMaxPlans = 16;
   static constexpr int kRecordedSteps = 2;      // how many steps of a signature are recorded before a plan is made
-  static constexpr int kMostRecordedSteps = 4;  // if the uses of managed storages do not become known before
+  static constexpr int kMostRecordedSteps = 8;  // if the uses of managed storages do not become known before
   static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
   static constexpr int kMemoryCorrections = 4;  // and for taking more than its budget
 
@@ -65,6 +65,9 @@ class PlannedPolicy final : public Policy {
   // A record of a step that is not being recorded, because the step was dropped or is too old, or a record with another
   // number of storages, is ignored.
   void learn(std::uint64_t step, const StepRecord& record);
+
+  // Forgets all plans and records. The present step goes on as one with a new signature.
+  void forget_plans();
 
   // What a step that followed a plan took.
   struct Measured {

@@ -49,7 +49,7 @@ struct StepRecord {
   std::vector<ManagedUse> managed{};
   std::uint64_t managed_device_bytes = 0;
   std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
-  bool awaits_managed = false;  // the uses are not known yet, and a later record has them
+  bool awaits_managed = false;                         // the uses are not known yet, and a later record has them
 };
 
 }  // namespace ebb

@@ -106,7 +106,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   storages_[*item] =
       make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
   if (log_) {
-    slot == nullptr ? log_->use(*item, storage.nbytes(), /*written=*/true) : log_->made(*item, storage.nbytes());
+    log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
   }
   return storages_[*item];
 }
@@ -128,7 +128,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
       "memory that comes and goes");
   const bool waits = !std::ranges::all_of(uses, [](const Use& use) { return use.storage->is_installed(); });
   const std::shared_ptr<StepRecorder> recorder = waits ? recorder_on(stream) : nullptr;
-  const StepRecorder::ClockPause pause(recorder.get());
+  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
   log_operation();
   bool is_news = false;
   for (const Use& use : uses) {
@@ -147,7 +147,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
 void ManagedSet::prefetch() noexcept {
   const WithoutInterpreterLock without;
   const std::shared_ptr<StepRecorder> recorder = recorder_on(residency_->tier().current_stream());
-  const StepRecorder::ClockPause pause(recorder.get());
+  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
   try {
     static_cast<void>(prefetch_expected(CopiesHome::kBlock));
   } catch (...) {
@@ -203,10 +203,10 @@ void ManagedSet::backward_begins() {
   }
 }
 
-void ManagedSet::backward_is_over() {
+void ManagedSet::backward_is_over(bool failed) {
   const MutexLock lock(mutex_);
   if (log_) {
-    log_->backward_is_over();
+    log_->backward_is_over(failed);
   }
 }
 

@@ -112,6 +112,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // True once.
   [[nodiscard]] bool is_first_refusal() noexcept { return !refused_.exchange(true); }
 
+  [[nodiscard]] const std::optional<std::uint64_t>& prefetch_bytes() const { return limits_.prefetch_bytes; }
+
   // The bound. A lower one is kept from the next call of fit(), or the next fetch, on.
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }
   void set_device_bytes(std::uint64_t bytes) { device_bytes_ = bytes; }
@@ -122,7 +124,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   void step_begins();
   void record_by(const std::shared_ptr<StepRecorder>& recorder);
   void backward_begins();
-  void backward_is_over();
+  void backward_is_over(bool failed);
   [[nodiscard]] std::optional<std::vector<ManagedUse>> last_period();  // as UseLog's
 
   [[nodiscard]] bool takes_states() const { return limits_.states; }

@@ -5,13 +5,17 @@
 namespace ebb {
 
 void UseLog::step_begins() {
-  if (has_begun_ && had_backward_ && ++with_backward_ > 1 && now_.size() < kMostUses) {
+  if (has_begun_ && had_backward_ && is_usual_ && now_.size() < kMostUses) {
+    while (!now_.empty() && now_.back().phase == Phase::kBetween && !now_.back().written) {
+      now_.pop_back();
+    }
     last_ = std::move(now_);
   }
   now_.clear();
   phase_ = Phase::kForward;
   has_begun_ = true;
   had_backward_ = false;
+  is_usual_ = true;
 }
 
 void UseLog::backward_begins() {
@@ -19,19 +23,19 @@ void UseLog::backward_begins() {
   had_backward_ = true;
 }
 
-void UseLog::backward_is_over() { phase_ = Phase::kBetween; }
+void UseLog::backward_is_over(bool failed) {
+  phase_ = Phase::kBetween;
+  is_usual_ = is_usual_ && !failed;
+}
 
 void UseLog::use(std::uint32_t item, std::uint64_t bytes, bool written) {
-  if (!now_.empty() && now_.back().item == item && now_.back().phase == phase_) {
-    now_.back().written = now_.back().written || written;
-    return;
-  }
   note({.item = item, .operation = operation_, .bytes = bytes, .phase = phase_, .written = written});
 }
 
-void UseLog::made(std::uint32_t item, std::uint64_t bytes) {
+void UseLog::made(std::uint32_t item, std::uint64_t bytes, bool follows) {
+  is_usual_ = is_usual_ && follows;
   ++operation_;
-  note({.item = item, .operation = operation_, .bytes = bytes, .phase = phase_, .written = true, .is_new = true});
+  note({.item = item, .operation = operation_, .bytes = bytes, .phase = phase_, .written = true, .is_new = follows});
 }
 
 void UseLog::note(const ManagedUse& use) {

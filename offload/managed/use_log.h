@@ -10,9 +10,12 @@
 namespace ebb {
 
 // The uses of managed storages in one period of a training loop, for a plan. A period lasts from the beginning of a
-// step to the beginning of the next, so that the optimizer's uses count, whenever the optimizer runs. A period without
-// a backward pass, as evaluation is, is not kept, nor is the first one with a backward pass: an optimizer makes its
-// states in it, for all parts of a parameter at once, and so uses them as it never does again.
+// step to the beginning of the next, so that the optimizer's uses count, whenever the optimizer runs. Not kept are
+// - a period without a backward pass, or with one that failed;
+// - a period in which states were made: an optimizer makes them for all parts of a parameter at once, and so uses them
+// as
+//   it never does again;
+// - the uses after the last one that writes, between steps: evaluation reads there.
 //
 // Threads: one at a time.
 class UseLog {
@@ -22,16 +25,17 @@ class UseLog {
 
   void step_begins();
   void backward_begins();
-  void backward_is_over();
+  void backward_is_over(bool failed);
 
   // Says that the uses from here on are another operation's.
   void operation_begins() { ++operation_; }
 
-  // Notes a use. Uses of one item in a row are one.
+  // Notes a use, once for each item of an operation.
   void use(std::uint32_t item, std::uint64_t bytes, bool written);
 
-  // Notes that a storage that follows another in its place has been made, with its bytes.
-  void made(std::uint32_t item, std::uint64_t bytes);
+  // Notes that a storage has been made, with its bytes. `follows`: one that follows another in its place, as gradients
+  // do, and not a state.
+  void made(std::uint32_t item, std::uint64_t bytes, bool follows);
 
   // The uses in the last period that was kept; nullopt before there is one.
   [[nodiscard]] const std::optional<std::vector<ManagedUse>>& last_period() const { return last_; }
@@ -45,7 +49,7 @@ class UseLog {
   std::uint32_t operation_ = 0;
   bool has_begun_ = false;
   bool had_backward_ = false;
-  int with_backward_ = 0;  // how many periods so far
+  bool is_usual_ = true;  // nothing has failed, and no states were made
 };
 
 }  // namespace ebb

@@ -152,8 +152,9 @@ std::string PlanLifecycle::explain() const {
   const std::optional<PlannedPolicy::Known> known = policy_->last_plan();
   if (!known) {
     return "no plan yet: a plan takes " + std::to_string(PlannedPolicy::kRecordedSteps) +
-           " steps of a kind, which save tensors of at least " + human_bytes(policy_->least_bytes()) +
-           " (Options::planned_minimum_bytes)\n";
+           " steps of a kind (with managed tensors whose bound is the plan's, up to " +
+           std::to_string(PlannedPolicy::kMostRecordedSteps) + "), which save tensors of at least " +
+           human_bytes(policy_->least_bytes()) + " (Options::planned_minimum_bytes)\n";
   }
   return explain_plan(*known, policy_->goal(), *report());
 }

@@ -53,6 +53,9 @@ class PlanLifecycle {
   // not in bytes.
   [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const;
 
+  // Has steps recorded and planned anew.
+  void forget_plans() { policy_->forget_plans(); }
+
   // Whether records have other memory, managed storages among it.
   [[nodiscard]] bool is_metered() const { return meter_ != nullptr; }
 

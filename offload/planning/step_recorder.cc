@@ -243,14 +243,20 @@ class StepRecorder::Clock {
 
   double at(const Mark& mark) {
     const double now = tier_.ms_between(start_, mark.time);
+    if (!open_.empty()) {
+      open_.back().peak_bytes = std::max(open_.back().peak_bytes, mark.peak_bytes);
+    }
     if (mark.what == What::kPause) {
-      open_.push_back({now, 0});
+      open_.push_back({now, 0, mark.other_bytes, 0});
     } else if (mark.what == What::kPauseEnd && !open_.empty()) {
-      const auto [begin, inside] = open_.back();
+      closed_ = open_.back();
       open_.pop_back();
-      const double span = now - begin;
-      own_ms_ = span - inside;
+      const double span = now - closed_.begin_ms;
+      own_ms_ = span - closed_.inside_ms;
       (open_.empty() ? pauses_ms_ : open_.back().inside_ms) += span;
+      if (!open_.empty() && mark.index == kManaged) {  // amid the operations that the outer pause runs
+        open_.back().peak_bytes = std::max(open_.back().peak_bytes, closed_.peak_bytes);
+      }
     }
     last_ = std::max(last_, open_.empty() ? now - pauses_ms_ : last_);
     return last_;
@@ -261,23 +267,31 @@ class StepRecorder::Clock {
   // The length of the pause that has just ended, less the pauses inside of it.
   [[nodiscard]] double own_ms() const { return own_ms_; }
 
+  // The most other memory in that pause, without recipes inside of it; and the other memory before the pause.
+  [[nodiscard]] std::uint64_t peak_bytes() const { return closed_.peak_bytes; }
+  [[nodiscard]] std::uint64_t bytes_before() const { return closed_.before_bytes; }
+
  private:
   struct Open {
-    double begin_ms;
-    double inside_ms;
+    double begin_ms = 0;
+    double inside_ms = 0;
+    std::uint64_t before_bytes = 0;
+    std::uint64_t peak_bytes = 0;
   };
   const Tier& tier_;
   const Ticket start_;
   std::vector<Open> open_;
+  Open closed_;  // the last pause that has ended
   double pauses_ms_ = 0;
   double own_ms_ = 0;
   double last_ = 0;
 };
 
-// If `mark` ends a region's second run: the most memory that the run took besides the bytes that it saved. Otherwise 0.
-std::uint64_t StepRecorder::besides_region(const Mark& mark) const {
-  const bool region = mark.what == What::kPauseEnd && mark.index != kNoRecipe && !storages_[mark.index].record.movable;
-  return region ? less(mark.peak_bytes, storages_[mark.index].record.bytes) : 0;
+// If `mark` ends a region's second run, in which `peak_bytes` was the most: the most memory that the run took besides
+// the bytes that it saved. Otherwise 0.
+std::uint64_t StepRecorder::besides_region(const Mark& mark, std::uint64_t peak_bytes) const {
+  const bool region = mark.what == What::kPauseEnd && is_recipe(mark.index) && !storages_[mark.index].record.movable;
+  return region ? less(peak_bytes, storages_[mark.index].record.bytes) : 0;
 }
 
 StepRecord StepRecorder::record() const {
@@ -288,7 +302,6 @@ StepRecord StepRecorder::record() const {
   Clock clock(*this);
   double ms = 0;
   double ms_before = 0;  // the time of the mark before
-  std::uint64_t other_before = 0;
   for (const Mark& mark : marks_) {
     const bool after_pause = clock.in_pause();
     const double now = clock.at(mark);
@@ -299,7 +312,7 @@ StepRecord StepRecorder::record() const {
       result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
     }
     if (!clock.in_pause()) {
-      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark))});
+      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark, clock.peak_bytes()))});
     }
     switch (mark.what) {
       case What::kSaved:
@@ -324,14 +337,14 @@ StepRecord StepRecorder::record() const {
       case What::kPause:
         break;
       case What::kPauseEnd:
-        if (mark.index != kNoRecipe) {
+        if (is_recipe(mark.index)) {
           StorageRecord& storage = result.storages[mark.index];
           storage.recompute_ms = clock.own_ms();
-          storage.recompute_bytes = storage.movable ? less(mark.peak_bytes, other_before + storage.bytes) : 0;
+          storage.recompute_bytes =
+              storage.movable ? less(clock.peak_bytes(), clock.bytes_before() + storage.bytes) : 0;
         }
         break;
     }
-    other_before = mark.other_bytes;
   }
   for (std::size_t i = 0; i < storages_.size(); ++i) {
     StorageRecord& storage = result.storages[i];
@@ -343,15 +356,18 @@ StepRecord StepRecorder::record() const {
 }
 
 StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
-    : recorder_(recorder), recipe_(recipe) {
+    : recorder_(recorder), index_(recipe.value_or(kNoRecipe)) {
   if (recorder_ != nullptr) {
-    recorder_->mark(What::kPause, recipe_.value_or(kNoRecipe));
+    recorder_->mark(What::kPause, index_);
   }
 }
 
+StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, ForManaged /*what*/) noexcept
+    : ClockPause(recorder, std::optional(kManaged)) {}
+
 StepRecorder::ClockPause::~ClockPause() {
   if (recorder_ != nullptr) {
-    recorder_->mark(What::kPauseEnd, recipe_.value_or(kNoRecipe));
+    recorder_->mark(What::kPauseEnd, index_);
   }
 }
 

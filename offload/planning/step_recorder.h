@@ -94,27 +94,35 @@ class StepRecorder {
   [[nodiscard]] StepCost cost() const;
 
   // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `recipe`: the index of the
-  // storage whose recipe runs in the pause. Pauses nest; the pauses inside of a recipe's are for its inputs.
+  // storage whose recipe runs in the pause. Pauses nest; the pauses inside of a recipe's are for its inputs, or are
+  // waits for managed storages amid its operations.
   class ClockPause {
    public:
     // `recorder`: null for no effect.
     explicit ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe = std::nullopt) noexcept;
+
+    // A wait for managed storages, which may come amid the operations of a recipe or a region.
+    struct ForManaged {};
+    ClockPause(StepRecorder* recorder, ForManaged what) noexcept;
+
     ~ClockPause();
     ClockPause(const ClockPause&) = delete;
     ClockPause& operator=(const ClockPause&) = delete;
 
    private:
     StepRecorder* const recorder_;
-    const std::optional<std::uint32_t> recipe_;
+    const std::uint32_t index_;  // of the marks
   };
 
  private:
   enum class What : std::uint8_t { kSaved, kIdle, kNeeded, kReleased, kBackward, kEnd, kPause, kPauseEnd };
   static constexpr std::uint32_t kNoRecipe = 0xFFFFFFFF;
+  static constexpr std::uint32_t kManaged = 0xFFFFFFFE;
+  static constexpr bool is_recipe(std::uint32_t index) { return index < kManaged; }
 
   struct Mark {
     What what;
-    std::uint32_t index;  // of the storage; of a pause, the storage whose recipe runs, or kNoRecipe
+    std::uint32_t index;  // of the storage; of a pause, the storage whose recipe runs, kManaged or kNoRecipe
     Ticket time;
     std::uint64_t other_bytes;  // at the mark
     std::uint64_t peak_bytes;   // the peak of other memory since the mark before
@@ -136,7 +144,7 @@ class StepRecorder {
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes)
       EBB_REQUIRES(mutex_);
   class Clock;
-  [[nodiscard]] std::uint64_t besides_region(const Mark& mark) const EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::uint64_t besides_region(const Mark& mark, std::uint64_t peak_bytes) const EBB_REQUIRES(mutex_);
   [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<Tier> tier_;

@@ -77,8 +77,8 @@ class Decider {
   // The bound for managed storages until there is a plan, where a plan is to set it; else nullopt.
   [[nodiscard]] virtual std::optional<std::uint64_t> first_managed_bytes() const { return std::nullopt; }
 
-  // Has plans set the bound of these managed storages.
-  virtual void bounds(const std::shared_ptr<ManagedSet>& /*managed*/) {}
+  // Says that plans are to set the bound of these storages, or that more are managed among them.
+  virtual void plans_bound_of(const std::shared_ptr<ManagedSet>& /*managed*/) {}
 
   // See Offloader.
   [[nodiscard]] virtual std::string explain() = 0;

@@ -5,6 +5,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/managed/managed_set.h"
@@ -50,10 +51,11 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
 
 std::optional<std::uint64_t> PlanDecider::first_managed_bytes() const { return lifecycle_->first_managed_bytes(); }
 
-void PlanDecider::bounds(const std::shared_ptr<ManagedSet>& managed) {
+void PlanDecider::plans_bound_of(const std::shared_ptr<ManagedSet>& managed) {
   const MutexLock lock(policy_mutex_);
   managed_ = managed;
   bound_by_ = nullptr;
+  lifecycle_->forget_plans();  // they know nothing of these storages
 }
 
 std::shared_ptr<ManagedSet> PlanDecider::managed() {
@@ -61,16 +63,26 @@ std::shared_ptr<ManagedSet> PlanDecider::managed() {
   return managed_.lock();
 }
 
+// The set, which does not end before decided() is called.
+ManagedSet* PlanDecider::managed_locked() {
+  if (held_ == nullptr) {
+    held_ = managed_.lock();
+    is_held_ = held_ != nullptr;
+  }
+  return held_.get();
+}
+
 // `plan`: of the step that is under way; null for none.
 void PlanDecider::set_bound_locked(const std::shared_ptr<const Plan>& plan) {
-  const std::shared_ptr<ManagedSet> managed = managed_.lock();
-  if (managed == nullptr || bound_by_ == plan) {
+  if (bound_by_ == plan) {
     return;
   }
-  bound_by_ = plan;
-  const bool plans_it = plan != nullptr && plan->managed;
-  managed->set_device_bytes(plans_it ? plan->managed->device_bytes : *lifecycle_->first_managed_bytes());
-  is_over_bound_ = managed->is_over_bound();
+  if (ManagedSet* const managed = managed_locked()) {
+    bound_by_ = plan;
+    const bool plans_it = plan != nullptr && plan->managed;
+    managed->set_device_bytes(plans_it ? plan->managed->device_bytes : *lifecycle_->first_managed_bytes());
+    is_over_bound_ = managed->is_over_bound();
+  }
 }
 
 bool PlanDecider::backward_begins(SavedStep& step) {
@@ -93,7 +105,7 @@ bool PlanDecider::backward_begins(SavedStep& step) {
 void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
   const std::shared_ptr<ManagedSet> managed = this->managed();
   if (managed != nullptr) {
-    managed->backward_is_over();
+    managed->backward_is_over(failed);
   }
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder == nullptr) {
@@ -106,7 +118,8 @@ void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
   if (std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
     if (managed != nullptr) {
       std::optional<std::vector<ManagedUse>> uses = managed->last_period();
-      record->awaits_managed = !uses;
+      record->awaits_managed = !uses || uses->empty();
+      record->managed_ahead_bytes = managed->prefetch_bytes();
       record->managed = std::move(uses).value_or(std::vector<ManagedUse>{});
       record->managed_device_bytes = lifecycle_->is_metered() ? managed->device_bytes() : 0;
     }
@@ -128,28 +141,34 @@ std::string PlanDecider::explain() {
 void PlanDecider::step_begins_locked(SavedStep& step) {
   step.record_by(lifecycle_->step_begun());
   step.follow(nullptr);
-  if (const std::shared_ptr<ManagedSet> managed = managed_.lock()) {
+  ManagedSet* const managed = managed_locked();
+  if (managed == nullptr) {
+    return;
+  }
+  if (!in_backward()) {  // a backward pass that saves is of the period that it began in
     managed->step_begins();
-    managed->record_by(step.recorder());
-    if (step.recorder() != nullptr) {
-      set_bound_locked(nullptr);
-    }
+  }
+  managed->record_by(step.recorder());
+  if (step.recorder() != nullptr) {
+    set_bound_locked(nullptr);
   }
 }
 
 void PlanDecider::decided_locked(SavedStep& step) {
   std::shared_ptr<const Plan> plan = lifecycle_->plan();
-  set_bound_locked(plan);
   if (plan != step.plan()) {
+    auto dropped = c10::make_scope_exit([&]() EBB_REQUIRES(policy_mutex_) { held_ = nullptr; });  // the set owns this
     auto recorder = lifecycle_->follows(plan);  // may throw: the step then follows no plan
-    step.follow(std::move(plan));
+    dropped.release();
+    step.follow(plan);
     if (recorder) {
       step.record_by(*std::move(recorder));
     }
-    if (const std::shared_ptr<ManagedSet> managed = managed_.lock()) {
+    if (ManagedSet* const managed = managed_locked()) {
       managed->record_by(step.recorder());
     }
   }
+  set_bound_locked(plan);
 }
 
 void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
@@ -164,6 +183,11 @@ void PlanDecider::enter_locked(const at::Tensor& tensor, SavedStorage& saved, Sa
 
 // Shrinks the stash to what the plan's schedule allows after the candidate, and managed storages to their bound.
 void PlanDecider::decided(SavedStep& step, std::uint32_t ordinal) {
+  if (is_held_.exchange(false)) {
+    std::shared_ptr<ManagedSet> ends;  // after the lock is released
+    const MutexLock lock(policy_mutex_);
+    ends = std::move(held_);
+  }
   if (is_over_bound_.exchange(false)) {
     if (const std::shared_ptr<ManagedSet> managed = this->managed()) {
       const std::shared_ptr<StepRecorder> recorder = step.recorder();

@@ -38,7 +38,7 @@ class PlanDecider final : public Decider {
   void backward_is_over(SavedStep& step, bool failed) override;
 
   [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const override;
-  void bounds(const std::shared_ptr<ManagedSet>& managed) override;
+  void plans_bound_of(const std::shared_ptr<ManagedSet>& managed) override;
 
   [[nodiscard]] std::string explain() override;
   [[nodiscard]] std::optional<PlanReport> plan_report() override;
@@ -54,12 +54,16 @@ class PlanDecider final : public Decider {
   void decided(SavedStep& step, std::uint32_t ordinal) override;
   void set_bound_locked(const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(policy_mutex_);
   [[nodiscard]] std::shared_ptr<ManagedSet> managed();
+  [[nodiscard]] ManagedSet* managed_locked() EBB_REQUIRES(policy_mutex_);
   [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,
                                                  const std::vector<std::shared_ptr<SavedStorage>>& inputs,
                                                  SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   const std::unique_ptr<PlanLifecycle> lifecycle_;
-  std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);     // whose bound plans set; null for none
+  std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);  // whose bound plans set; null for none
+  // While the lock is held, so that the set does not end under the lock; let go of by decided().
+  std::shared_ptr<ManagedSet> held_ EBB_GUARDED_BY(policy_mutex_);
+  std::atomic<bool> is_held_{false};
   std::shared_ptr<const Plan> bound_by_ EBB_GUARDED_BY(policy_mutex_);  // the plan that set the bound; null: none
   std::atomic<bool> is_over_bound_{false};                              // managed storages may be
   std::atomic<bool> warned_of_no_room_{false};

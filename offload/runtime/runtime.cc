@@ -183,6 +183,9 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
   const MutexLock lock(managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed_.lock();
   if (set != nullptr) {
+    if (is_bound_planned_) {
+      decider_->plans_bound_of(set);
+    }
     return set;
   }
   const std::optional<std::uint64_t> bytes = how.device_bytes ? how.device_bytes : decider_->first_managed_bytes();
@@ -196,8 +199,9 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
                                                                             .minimum_bytes = how.minimum_bytes,
                                                                             .resident_bytes = how.resident_bytes,
                                                                             .states = how.states});
-  if (!how.device_bytes) {
-    decider_->bounds(set);
+  is_bound_planned_ = !how.device_bytes;
+  if (is_bound_planned_) {
+    decider_->plans_bound_of(set);
   }
   managed_ = set;
   return set;

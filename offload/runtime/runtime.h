@@ -121,6 +121,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
   Mutex managed_mutex_;
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(managed_mutex_);
+  bool is_bound_planned_ EBB_GUARDED_BY(managed_mutex_) = false;
 
   std::atomic<std::uint64_t> asked_system_{0};
   std::atomic<bool> warned_of_host_memory_{false};

@@ -217,11 +217,11 @@ def test_what_cannot_be_managed_is_refused(home):
 
 def test_a_budget_decides_how_much_of_managed_tensors_is_on_the_device():
     plain, model = new_model(), new_model()
-    expected = train(plain, "AdamW", contextlib.nullcontext())
+    expected = train(plain, OPTIMIZERS["AdamW"](plain.parameters()), contextlib.nullcontext())
     budgeted = ebb.Offloader(device="cpu", device_budget="64KiB", planned_minimum_bytes=1)
     budgeted.manage(model, minimum_bytes=0)
     assert budgeted.stats().managed_on_device.capacity_bytes == 16 << 10
-    assert_equal(train(model, "AdamW", budgeted), expected)
+    assert_equal(train(model, OPTIMIZERS["AdamW"](model.parameters()), budgeted), expected)
     assert "managed: at most" in budgeted.explain()
     bound = budgeted.plan_report().managed_device_bytes
     assert budgeted.stats().managed_on_device.capacity_bytes == bound

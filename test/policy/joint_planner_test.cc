@@ -146,8 +146,7 @@ StepRecord states_only() {
   StepRecord record = step_of({});
   record.managed.clear();
   for (std::uint32_t i = 0; i < 8; ++i) {
-    record.managed.push_back(
-        {.item = i, .operation = i, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
+    record.managed.push_back({.item = i, .operation = i, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
   }
   return record;
 }
