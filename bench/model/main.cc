@@ -5,9 +5,9 @@
 //
 // Times are the host's, each until the loss is read, as a program reads it; the last one, until all copies are done,
 // too. Tokens a second are of all timed steps together. The peak is what LibTorch's allocator has handed out, from the
-// first weight on, and "taken" is what it has taken from the device. With --budget both are since the last step that was
-// recorded or checked, because a recorder starts the allocator's peaks anew. --cap bounds what is taken. Without a GPU the home is
-// a spill file, which says whether the program is right, and nothing about time.
+// first weight on, and "taken" is what it has taken from the device. With --budget both are since the last step that
+// was recorded or checked, because a recorder starts the allocator's peaks anew. --cap bounds what is taken. Without a
+// GPU the home is a spill file, which says whether the program is right, and nothing about time.
 
 #include <chrono>
 #include <cstdint>
