@@ -105,7 +105,7 @@ class Offloader {
 
   // Frees at least `bytes` of device memory if it can, as Options::evict_when_out_of_memory describes for LibTorch's
   // allocator. Meant for memory needs that LibTorch's allocator does not see. Without that option storages that the
-  // policy has kept stay. Returns how many bytes of saved storages were let go.
+  // policy has kept stay. Returns how many bytes of saved and managed storages were let go.
   std::uint64_t evict(std::uint64_t bytes);
 
   [[nodiscard]] Stats stats() const;

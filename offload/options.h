@@ -66,9 +66,9 @@ struct Options {
   // (resetPeakStats); on the CPU, where LibTorch does not count, a budget bounds saved storages alone.
   DeviceMeter device_meter = {};
 
-  // GPU only: when the device has no memory left, copy out storages that the policy has kept, the first saved first,
-  // until enough memory is free (Note [Out of memory] in out_of_memory.h). While the device has memory left nothing is
-  // evicted.
+  // GPU only: when the device has no memory left, send home managed storages that are not in use, what is expected last
+  // first, and then copy out storages that the policy has kept, the first saved first, until enough memory is free
+  // (Note [Out of memory] in out_of_memory.h). While the device has memory left nothing is evicted.
   bool evict_when_out_of_memory = true;
 
   // The bound of the stash: device memory that is held only because copies out of it are not done. Over the bound, the

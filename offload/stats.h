@@ -74,6 +74,7 @@ struct Stats {
   // waited for.
   Count managed_prefetched;
   Count managed_fetched_late;
+  Count managed_evicted;  // storages that were sent home because the device was full
 
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };

@@ -99,16 +99,18 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   if (!home) {
     return nullptr;
   }
-  const MutexLock lock(mutex_);
   if (!item) {
+    const MutexLock lock(mutex_);
     item = take_item();
   }
-  storages_[*item] =
+  Stored managed =
       make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
+  const MutexLock lock(mutex_);
+  storages_[*item] = managed;
   if (log_) {
     log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
   }
-  return storages_[*item];
+  return managed;
 }
 
 std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
@@ -129,7 +131,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
   const bool waits = !std::ranges::all_of(uses, [](const Use& use) { return use.storage->is_installed(); });
   const std::shared_ptr<StepRecorder> recorder = waits ? recorder_on(stream) : nullptr;
   const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
-  log_operation();
+  begin_operation();
   bool is_news = false;
   for (const Use& use : uses) {
     const Stored& storage = use.storage;
@@ -176,8 +178,10 @@ bool ManagedSet::note_use(const Use& use) {
   return history_.use(use.storage->item());
 }
 
-void ManagedSet::log_operation() {
+void ManagedSet::begin_operation() {
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
+  ended.swap(references_);
   if (log_) {
     log_->operation_begins();
   }
@@ -355,6 +359,50 @@ bool ManagedSet::send_home(const Stored& storage) {
   return true;
 }
 
+void ManagedSet::let_go(const std::function<bool()>& enough) {
+  while (!enough()) {
+    const std::optional<Leaving> oldest = oldest_leaving();
+    if (!oldest || (oldest->storage->is_leaving() && !evict(*oldest->storage))) {
+      break;
+    }
+    forget_leaving(oldest->number);
+  }
+  struct Here {
+    std::uint64_t next_use;
+    Stored storage;
+  };
+  std::vector<Here> all_here;
+  {
+    const MutexLock lock(mutex_);
+    for (const Stored& each : storages_) {
+      if (each != nullptr && each->can_leave()) {
+        all_here.push_back({history_.next_use(each->item()), each});
+      }
+    }
+  }
+  std::ranges::stable_sort(all_here, std::ranges::greater(), &Here::next_use);
+  for (const Here& each : all_here) {
+    if (enough()) {
+      return;
+    }
+    static_cast<void>(evict(*each.storage));
+  }
+}
+
+// Returns whether the memory is let go of.
+bool ManagedSet::evict(ManagedStorage& storage) {
+  c10::intrusive_ptr<c10::StorageImpl> reference;
+  const bool gone = storage.evict(reference);
+  if (gone) {
+    evicted_.add(storage.bytes());
+  }
+  if (reference) {
+    const MutexLock lock(mutex_);
+    references_.push_back(std::move(reference));
+  }
+  return gone;
+}
+
 // Blocks the calling thread until the oldest copy home is done. Returns false as wait_for_leaving.
 bool ManagedSet::block_for_oldest() {
   const std::optional<Leaving> oldest = oldest_leaving();
@@ -415,6 +463,7 @@ void ManagedSet::add_to(Stats& stats) {
   stats.managed_prefetched = {prefetched_.tensors, prefetched_.bytes};
   stats.managed_fetched_late = {fetched_late_.tensors, fetched_late_.bytes};
   stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};
+  stats.managed_evicted = {evicted_.tensors, evicted_.bytes};
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
     if (each != nullptr && each->is_alive()) {
@@ -429,6 +478,7 @@ void ManagedSet::reset_stats() {
   resident_.reset_peak();
   prefetched_.reset();
   fetched_late_.reset();
+  evicted_.reset();
 }
 
 void ManagedSet::forget_the_dead() {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,7 @@
 #include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
 #include "offload/report/gauge.h"
+#include "offload/residency/device_holder.h"
 #include "offload/residency/residency.h"
 #include "offload/stats.h"
 #include "policy/managed_use.h"
@@ -43,7 +45,7 @@ class StepRecorder;
 // nothing.
 //
 // Threads: every member may be called from any thread.
-class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
+class ManagedSet final : public DeviceHolder, public std::enable_shared_from_this<ManagedSet> {
  public:
   struct Limits {
     std::uint64_t device_bytes = 0;
@@ -106,6 +108,12 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
   void drain() noexcept { wait_for_leaving(0); }
 
+  // The bytes on the device.
+  [[nodiscard]] std::uint64_t held_bytes() const override { return gauges_.on_device.now_bytes(); }
+
+  // Makes streams wait for copies home that are under way, the oldest first, and then sends home what is expected last.
+  void let_go(const std::function<bool()>& enough) override;
+
   // Lets go of the homes of storages that the program has let go of.
   void forget_the_dead();
 
@@ -166,7 +174,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   void give_back(std::uint32_t item);
   bool note_use(const Use& use);
-  void log_operation();
+  void begin_operation();
   [[nodiscard]] std::shared_ptr<StepRecorder> recorder_on(c10::Stream stream);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   bool block_for_oldest();
@@ -178,6 +186,7 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
   [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
   void forget_leaving(std::uint64_t number) noexcept;
+  bool evict(ManagedStorage& storage);
 
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
@@ -186,9 +195,10 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   Gauge resident_;
   AtomicCount prefetched_;
   AtomicCount fetched_late_;
+  AtomicCount evicted_;
   std::atomic<bool> refused_{false};
 
-  Mutex mutex_;
+  Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseHistory history_ EBB_GUARDED_BY(mutex_);
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
   std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
@@ -197,6 +207,8 @@ class ManagedSet : public std::enable_shared_from_this<ManagedSet> {
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
   std::deque<Leaving> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
   std::uint64_t next_leaving_ EBB_GUARDED_BY(mutex_) = 0;
+  // Of evicted storages: the next operation ends them, because an eviction must not take the interpreter's lock.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };
 
 }  // namespace ebb

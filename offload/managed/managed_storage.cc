@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -192,23 +193,27 @@ bool ManagedStorage::prefetch() noexcept {
 }
 
 bool ManagedStorage::leave() noexcept {
-  c10::DataPtr memory;                           // destroyed after the lock is released
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  Garbage garbage;
+  const MutexLock lock(mutex_);
+  return leave_locked(garbage);
+}
+
+bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
   try {
-    const MutexLock lock(mutex_);
     if (uses_ > 0) {
       return false;
     }
     if (state_ == State::kArriving) {
-      memory = drop_locked();
+      garbage.memory = drop_locked();
       return true;
     }
-    storage = storage_.lock();
-    if (state_ != State::kInstalled || stays_now_ || !storage) {
+    garbage.storage = storage_.lock();
+    if (state_ != State::kInstalled || stays_now_ || !garbage.storage) {
       return false;
     }
-    release_if_replaced_locked(*storage);
-    if (state_ == State::kReleased || c10::impl::cow::is_cow_data_ptr(storage->_mutable_data_ptr_no_checks())) {
+    c10::StorageImpl& storage = *garbage.storage;
+    release_if_replaced_locked(storage);
+    if (state_ == State::kReleased || c10::impl::cow::is_cow_data_ptr(storage._mutable_data_ptr_no_checks())) {
       return false;
     }
     // Whatever may fail comes before the bytes leave.
@@ -216,13 +221,13 @@ bool ManagedStorage::leave() noexcept {
     if (homes_ == HomesBytes::kOld) {
       start_copy_out_locked();
     }
-    memory_ = std::exchange(storage->_mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
-    refuse_access(*storage, true);
+    memory_ = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
+    refuse_access(storage, true);
     if (homes_ == HomesBytes::kUnderWay && in_force(WaitPoint::kSourceInStash)) {
       state_ = State::kLeaving;
       leaving_ = gauges_.leaving.hold(bytes_);
     } else {
-      memory = let_go_locked();
+      garbage.memory = let_go_locked();
     }
     return true;
   } catch (...) {
@@ -232,9 +237,12 @@ bool ManagedStorage::leave() noexcept {
 }
 
 bool ManagedStorage::arrive_home(Wait wait) noexcept {
-  c10::DataPtr memory;                           // destroyed after the lock is released
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  Garbage garbage;
   const MutexLock lock(mutex_);
+  return arrive_home_locked(wait, garbage);
+}
+
+bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
   if (state_ != State::kLeaving) {
     return true;
   }
@@ -244,19 +252,36 @@ bool ManagedStorage::arrive_home(Wait wait) noexcept {
     }
     tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
   }
-  storage = storage_.lock();
-  const bool can_come_back = storage && !is_replaced_while_away_locked(*storage);
+  garbage.storage = storage_.lock();
+  const bool can_come_back = garbage.storage && !is_replaced_while_away_locked(*garbage.storage);
   if (can_come_back && stays_after_failure_locked()) {
-    install_locked(*storage);
+    install_locked(*garbage.storage);
     return true;
   }
   homes_ = HomesBytes::kSame;
   if (can_come_back && is_wanted_ && wait == Wait::kNo) {
-    install_locked(*storage);
+    install_locked(*garbage.storage);
     return true;
   }
-  memory = let_go_locked();
+  garbage.memory = let_go_locked();
   return true;
+}
+
+bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept {
+  if (in_use_now_) {  // this thread may hold the lock, if the thread asks for the memory of these bytes
+    return false;
+  }
+  Garbage garbage;
+  if (!mutex_.try_lock()) {
+    return false;
+  }
+  const MutexLock lock(mutex_, std::adopt_lock);
+  const bool leaves = state_ == State::kLeaving || leave_locked(garbage);
+  if (leaves) {
+    arrive_home_locked(Wait::kYes, garbage);
+  }
+  reference = std::move(garbage.storage);
+  return leaves && state_ == State::kHome;
 }
 
 void ManagedStorage::start_copy_in_locked() {

@@ -107,10 +107,25 @@ class ManagedStorage {
   enum class Wait : std::uint8_t { kNo, kYes };
   bool arrive_home(Wait wait) noexcept;
 
+  // Has the bytes leave, if they have not left, and lets go of the memory at once: the owner waits for the copy out.
+  // Returns false, and does nothing, where the bytes cannot leave or another thread holds the lock, so that the caller
+  // may hold the device allocator's lock. `reference`: gets a reference to the program's storage that may be the last,
+  // for the caller to end where the interpreter's lock may be taken.
+  bool evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept;
+
  private:
   enum class State : std::uint8_t { kHome, kArriving, kInstalled, kLeaving, kReleased };
   enum class HomesBytes : std::uint8_t { kOld, kUnderWay, kSame };
 
+  // What is destroyed after mutex_ is released: the device memory, and a reference to the program's storage that may be
+  // the last.
+  struct Garbage {
+    c10::DataPtr memory;
+    c10::intrusive_ptr<c10::StorageImpl> storage;
+  };
+
+  bool leave_locked(Garbage& garbage) noexcept EBB_REQUIRES(mutex_);
+  bool arrive_home_locked(Wait wait, Garbage& garbage) noexcept EBB_REQUIRES(mutex_);
   void start_copy_in_locked() EBB_REQUIRES(mutex_);
   void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
   void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);

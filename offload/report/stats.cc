@@ -65,6 +65,9 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
     text += line("managed", stats.managed);
     text += line("  prefetched", stats.managed_prefetched);
     text += line("  fetched late", stats.managed_fetched_late);
+    if (stats.managed_evicted.tensors > 0) {
+      text += line("  evicted", stats.managed_evicted);
+    }
   }
   text += line("fetched", stats.fetched);
   text += line("still on the device", stats.reused);

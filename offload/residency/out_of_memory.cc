@@ -64,7 +64,7 @@ void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*to
     const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     const std::uint64_t room = cuda_headroom(device).unsplit_bytes;
     for (const std::shared_ptr<Residency>& residency : Served::all().on(device)) {
-      if (bytes <= room + residency->ledger().storages_on_device()) {
+      if (bytes <= room + residency->evictable_bytes()) {
         residency->ledger().expect_request(bytes);
       }
     }

@@ -14,10 +14,10 @@ class Residency;
 // cudaMalloc, and so also while the device has plenty. The callback is not told the size of the request. It can ask how
 // much the device could give to one request (DeviceHeadroom::unsplit_bytes). Most large requests have the size of a
 // tensor that autograd saves (activations, their gradients, parameters' gradients), so memory is let go where the
-// device could not give the largest of these sizes: what the policy has kept is then evicted until the device could
-// (Residency::evict). A larger request that fails, though letting go of all that ebb holds would have served it, is
-// noted, and from then on the device is held ready for a request of that size as long as the offloader lives. So a
-// program that catches c10::OutOfMemoryError and runs its step again succeeds.
+// device could not give the largest of these sizes: managed storages, and then what the policy has kept, are evicted
+// until the device could (Residency::evict). A larger request that fails, though letting go of all that ebb holds would
+// have served it, is noted, and from then on the device is held ready for a request of that size as long as the
+// offloader lives. So a program that catches c10::OutOfMemoryError and runs its step again succeeds.
 //
 // Eviction therefore begins when the device could no longer give a request of that size, which may be before any such
 // request is made. While the device has more memory than that, nothing moves.

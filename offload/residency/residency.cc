@@ -75,15 +75,50 @@ void Residency::reset_stats() {
   stalls_at_reset_ = tier_->stall_stats();
 }
 
+void Residency::add_holder(std::weak_ptr<DeviceHolder> holder) {
+  const MutexLock lock(holders_mutex_);
+  std::erase_if(holders_, [](const auto& each) { return each.expired(); });
+  holders_.push_back(std::move(holder));
+}
+
+std::vector<std::shared_ptr<DeviceHolder>> Residency::holders() {
+  std::vector<std::shared_ptr<DeviceHolder>> found;
+  const MutexLock lock(holders_mutex_);
+  for (const std::weak_ptr<DeviceHolder>& each : holders_) {
+    if (std::shared_ptr<DeviceHolder> holder = each.lock()) {
+      found.push_back(std::move(holder));
+    }
+  }
+  return found;
+}
+
+std::uint64_t Residency::evictable_bytes() {
+  std::uint64_t bytes = ledger_.storages_on_device();
+  for (const std::shared_ptr<DeviceHolder>& holder : holders()) {
+    bytes += holder->held_bytes();
+  }
+  return bytes;
+}
+
 std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
   if (prefetching()) {
     return 0;
   }
   DeviceAccount& account = *ledger_.account();
-  const std::uint64_t before = account.held.now_bytes();
-  const auto gone = [&] { return before - std::min(before, account.held.now_bytes()); };
+  std::vector<std::shared_ptr<DeviceHolder>> holders_here;
+  const auto held = [&] {
+    std::uint64_t sum = account.held.now_bytes();
+    for (const std::shared_ptr<DeviceHolder>& holder : holders_here) {
+      sum += holder->held_bytes();
+    }
+    return sum;
+  };
+  std::uint64_t before = 0;
+  const auto gone = [&] { return before - std::min(before, held()); };
   const auto enough = [&] { return gone() >= bytes; };
   try {
+    holders_here = holders();
+    before = held();
     if (free_unused_ != nullptr) {
       free_unused_();
     }
@@ -93,6 +128,12 @@ std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
     }
     ++account.evictions;
     prefetcher_.make_room(enough);
+    for (const std::shared_ptr<DeviceHolder>& holder : holders_here) {
+      if (enough()) {
+        break;
+      }
+      holder->let_go(enough);
+    }
     eviction_queue_.evict(enough);
   } catch (...) {
     log_warning("a tensor that was kept could not be moved to make room on the device");

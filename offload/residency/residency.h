@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <c10/core/Storage.h>
 
 #include "offload/report/gauge.h"
 #include "offload/report/ledger.h"
+#include "offload/residency/device_holder.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/prefetchable.h"
 #include "offload/residency/staging_limits.h"
@@ -61,11 +63,18 @@ class Residency {
   // Sets counts to zero and peaks to the present levels.
   void reset_stats();
 
+  // From now on evict() asks the holder, too, as long as the holder lives.
+  void add_holder(std::weak_ptr<DeviceHolder> holder);
+
+  // How many bytes of device memory evict() could let go at most: those of saved storages and of the holders.
+  [[nodiscard]] std::uint64_t evictable_bytes();
+
   // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
-  // streams wait, then unclaimed prefetches are cancelled, and then storages that the policy has kept are evicted.
-  // Returns how many bytes were let go. Waits for no lock under which device memory is asked for, because the caller
-  // may hold the device allocator's lock. Does nothing while the calling thread asks for memory to prefetch into: a
-  // prefetch must not displace bytes that backward needs sooner.
+  // streams wait, then unclaimed prefetches are cancelled, then the holders are asked, whose bytes mostly have a home
+  // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
+  // lock under which device memory is asked for, because the caller may hold the device allocator's lock. Does nothing
+  // while the calling thread asks for memory to prefetch into: a prefetch must not displace bytes that backward needs
+  // sooner.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
   // Whether the calling thread asks for memory to prefetch into: whether a Prefetching lives on it.
@@ -84,6 +93,8 @@ class Residency {
   };
 
  private:
+  [[nodiscard]] std::vector<std::shared_ptr<DeviceHolder>> holders();
+
   const ProcessMark process_;
   const std::shared_ptr<Tier> tier_;
   const std::shared_ptr<Trace> trace_;
@@ -92,6 +103,8 @@ class Residency {
   Prefetcher& prefetcher_;
   void (*const free_unused_)() noexcept;
   Ledger ledger_;
+  Mutex holders_mutex_;
+  std::vector<std::weak_ptr<DeviceHolder>> holders_ EBB_GUARDED_BY(holders_mutex_);
   Mutex reset_mutex_;
   StallStats stalls_at_reset_ EBB_GUARDED_BY(reset_mutex_);
   Gauge window_;

@@ -63,7 +63,8 @@ class Offloader:
 
     planned_minimum_bytes: with a budget, smaller storages stay.
     device_budget_is_a_wish: a budget that is too small is a warning, and not an error in the third step.
-    evict_when_out_of_memory: GPU only; copy out what the policy has kept when the device has no memory left.
+    evict_when_out_of_memory: GPU only; when the device has no memory left, send managed tensors home, and then
+        copy out what the policy has kept.
     stash_bytes, window_bytes: device memory for copies out under way, and for what is prefetched.
     home: "host" (memory), "disk", or "auto": the one beside a GPU, the other without. Beside a GPU there is no "disk", and
         without one "host" saves no memory: it is for trying out what is meant for a GPU.

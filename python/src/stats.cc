@@ -74,6 +74,8 @@ void bind_stats(py::module_& module) {
                     "Copies to the device before a use asked for them.")
       .def_readonly("managed_fetched_late", &Stats::managed_fetched_late,
                     "Copies to the device that a use asked for, and waited for.")
+      .def_readonly("managed_evicted", &Stats::managed_evicted,
+                    "Managed storages that were sent home because the device was full.")
       .def("__repr__", &to_text);
 
   py::class_<TimelineSample>(module, "TimelineSample", "What is held in device memory for saves, at one time.")

@@ -25,7 +25,9 @@ class ManagedWorld : public OrderingWorld {
  public:
   ManagedWorld(Order order, ManagedSet::Limits limits)
       : OrderingWorld(order.schedule, order.seed, {}),
-        set_(std::make_shared<ManagedSet>(runtime->shared_residency(), limits)) {}
+        set_(std::make_shared<ManagedSet>(runtime->shared_residency(), limits)) {
+    runtime->residency().add_holder(set_);
+  }
 
   // A storage that a kernel on the current stream is to fill.
   std::size_t add(float value) {
@@ -50,6 +52,15 @@ class ManagedWorld : public OrderingWorld {
     auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
     tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
     managed_[which]->end_use(/*written=*/true);
+  }
+
+  std::uint64_t evict(std::uint64_t bytes) { return runtime->residency().evict(bytes); }
+
+  std::uint64_t evict_during_use(std::size_t which, std::uint64_t bytes) {
+    managed_[which]->begin_use();
+    const std::uint64_t gone = evict(bytes);
+    managed_[which]->end_use(/*written=*/false);
+    return gone;
   }
 
   // Puts off a write on the current stream.
@@ -248,6 +259,53 @@ TEST_CASE("a storage that ends after it came back from its way home frees no mem
   world.OrderingWorld::read(next.storage());
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 9});
+}
+
+TEST_CASE("where the device is full, what is expected last goes home, behind what has used it", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t first = world.add(7);
+  const std::size_t second = world.add(8);
+  for (int i = 0; i < 2; ++i) {
+    world.read(first);
+    world.read(second);
+  }
+  world.write(second, 5);
+  world.read(first);
+  world.write(second, 6);
+  CHECK(world.evict(kBytes) == kBytes);
+  CHECK(world.is_on_device(first));
+  CHECK_FALSE(world.is_on_device(second));
+  CHECK(world.on_device_bytes() == kBytes);
+  const at::Tensor next = world.make(9);  // in the memory that has been let go of
+  world.OrderingWorld::read(next.storage());
+  world.read(second);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 8, 7, 8, 7, 9, 6});
+}
+
+TEST_CASE("where the device is full, memory whose copy home is under way is let go of first", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t first = world.add(7);
+  world.leave();
+  const std::size_t second = world.add(8);
+  const bool is_under_way = world.on_device_bytes() == 2 * kBytes;  // in some orders the copy is done by now
+  CHECK(world.evict(kBytes) == kBytes);
+  CHECK(world.is_on_device(second) == is_under_way);
+  const at::Tensor next = world.make(9);
+  world.OrderingWorld::read(next.storage());
+  world.read(first);
+  world.read(second);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{9, 7, 8});
+}
+
+TEST_CASE("where the device is full, a managed storage in use stays", "[managed]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t used = world.add(7);
+  const std::size_t unused = world.add(8);
+  CHECK(world.evict_during_use(used, 2 * kBytes) == kBytes);
+  CHECK(world.is_on_device(used));
+  CHECK_FALSE(world.is_on_device(unused));
 }
 
 TEST_CASE("the order of uses is learned, and what comes next is prefetched within the bound", "[managed]") {

@@ -17,6 +17,7 @@
 #include "offload/checkpoint.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "offload/parameters.h"
 #include "policy/everything.h"
 #include "test/offload/on_threads.h"
 
@@ -139,6 +140,47 @@ TEST_CASE("a step that does not fit a GPU evicts what was kept, and has plain au
   CHECK(offloader.stats().evicted.tensors > 0);
   CHECK(offloader.stats().fetched.tensors > 0);
   CHECK(offloader.stats().pool.now_bytes == 0);
+}
+
+TEST_CASE("where a GPU is full, managed tensors go home, and come back as they were", "[managed][gpu]") {
+  constexpr std::size_t kTensors = 12;
+  const auto fill = [] {
+    std::vector<at::Tensor> room;
+    for (std::size_t i = 0; i < kTensors; ++i) {
+      room.push_back(at::empty({kRows, kRows}, kGpu));
+    }
+  };
+  Parameters how;
+  how.device_bytes = 2 * kTensors * kMatrix;
+  for (const bool evict : {false, true}) {
+    Options options = keeping();
+    options.evict_when_out_of_memory = evict;
+    Offloader offloader(options);
+    at::manual_seed(1);
+    Tensors tensors;
+    Tensors expected;
+    for (std::size_t i = 0; i < kTensors; ++i) {
+      tensors.push_back(at::randn({kRows, kRows}, kGpu));
+      expected.push_back(tensors.back().cpu().add_(1));
+    }
+    offloader.manage(tensors, how);
+    for (const at::Tensor& tensor : tensors) {
+      tensor.add_(1);
+    }
+    REQUIRE(offloader.stats().managed_on_device.now_bytes == kTensors * kMatrix);
+    const Capped capped(reserve_between_steps() + 4 * kMatrix);
+    if (!evict) {
+      CHECK_THROWS_AS(fill(), c10::OutOfMemoryError);
+      continue;
+    }
+    for (int i = 0; i < 3; ++i) {
+      fill();
+      for (std::size_t j = 0; j < kTensors; ++j) {
+        CHECK(tensors[j].cpu().equal(expected[j]));
+      }
+    }
+    CHECK(offloader.stats().managed_evicted.tensors > 0);
+  }
 }
 
 TEST_CASE("without need nothing is evicted on a GPU, however often LibTorch asks the device", "[gpu]") {
