@@ -153,8 +153,11 @@ int run(int argc, char** argv) {
   for (const std::string& config : options.configs) {
     try {
       rows.add(measure(options, config, device, memory));
-    } catch (const c10::OutOfMemoryError&) {
-      rows.add({{"config", config}, {"shape", options.shape}, {"error", "out of memory"}});
+    } catch (const c10::OutOfMemoryError& error) {
+      rows.add({{"config", config},
+                {"shape", options.shape},
+                {"error", "out of memory"},
+                {"said", error.what_without_backtrace()}});
     }
   }
   return 0;

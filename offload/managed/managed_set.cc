@@ -179,9 +179,8 @@ bool ManagedSet::note_use(const Use& use) {
 }
 
 void ManagedSet::begin_operation() {
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
+  end_references();
   const MutexLock lock(mutex_);
-  ended.swap(references_);
   if (log_) {
     log_->operation_begins();
   }
@@ -479,6 +478,12 @@ void ManagedSet::reset_stats() {
   prefetched_.reset();
   fetched_late_.reset();
   evicted_.reset();
+}
+
+void ManagedSet::end_references() noexcept {
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  ended.swap(references_);
 }
 
 void ManagedSet::forget_the_dead() {

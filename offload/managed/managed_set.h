@@ -114,6 +114,10 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // Makes streams wait for copies home that are under way, the oldest first, and then sends home what is expected last.
   void let_go(const std::function<bool()>& enough) override;
 
+  // Ends the references to the program's storages that evictions have left, because an eviction must not take the
+  // interpreter's lock. An operation does so, too.
+  void end_references() noexcept;
+
   // Lets go of the homes of storages that the program has let go of.
   void forget_the_dead();
 
@@ -207,7 +211,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
   std::deque<Leaving> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
   std::uint64_t next_leaving_ EBB_GUARDED_BY(mutex_) = 0;
-  // Of evicted storages: the next operation ends them, because an eviction must not take the interpreter's lock.
+  // Of evicted storages, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };
 

@@ -44,6 +44,15 @@ std::vector<std::shared_ptr<ManagedStorage>> Registry::managed() {
   return all;
 }
 
+std::set<std::shared_ptr<ManagedSet>> Registry::sets() {
+  std::set<std::shared_ptr<ManagedSet>> all;
+  const SharedLock lock(mutex_);
+  for (const auto& [storage, entry] : entries_) {
+    all.insert(entry.set);
+  }
+  return all;
+}
+
 void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
                    Stays stays) {
   if (may_have_many_dead()) {
@@ -128,6 +137,9 @@ bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedW
 }
 
 void Registry::forget_the_dead() {
+  for (const std::shared_ptr<ManagedSet>& set : sets()) {
+    set->end_references();
+  }
   for (bool is_again = true; is_again;) {  // what is dropped may have held more
     Garbage dead;
     {

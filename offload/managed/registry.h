@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -69,6 +70,7 @@ class Registry {
     std::vector<std::shared_ptr<PostponedWork>> without_target;
   };
 
+  [[nodiscard]] std::set<std::shared_ptr<ManagedSet>> sets();
   [[nodiscard]] bool may_have_many_dead();
   [[nodiscard]] bool try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                                 const ManagedSet::Slot& slot, Stays stays);
