@@ -1,6 +1,7 @@
 #include "offload/residency/out_of_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <mutex>
@@ -9,8 +10,10 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAMacros.h>
 
 #include "offload/device_meter.h"
+#include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
 #include "streams/base/mutex.h"
 
@@ -56,6 +59,15 @@ class Served {
   std::vector<std::weak_ptr<Residency>> offloaders_ EBB_GUARDED_BY(mutex_);
 };
 
+// The largest request that each device has granted since request sizes are learnt.
+std::array<std::atomic<std::uint64_t>, C10_COMPILE_TIME_MAX_GPUS> largest_granted_bytes;
+
+void note_granted_request(const c10::CachingDeviceAllocator::TraceEntry& entry) {
+  if (entry.action_ == c10::CachingDeviceAllocator::TraceEntry::ALLOC) {
+    raise_to(largest_granted_bytes.at(static_cast<std::size_t>(entry.device_)), entry.size_);
+  }
+}
+
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
   if (Residency::prefetches_here()) {  // backward can do without a prefetch
     return;
@@ -79,7 +91,7 @@ bool make_room() {
   if (offloaders.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return false;
   }
-  std::uint64_t reserve = 0;
+  std::uint64_t reserve = largest_granted_bytes.at(static_cast<std::size_t>(device.index()));
   for (const std::shared_ptr<Residency>& residency : offloaders) {
     reserve = std::max(reserve, residency->ledger().largest_request_bytes());
   }
@@ -139,6 +151,18 @@ void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency) {
     allocator->attachOutOfMemoryObserver(&note_failed_request);
   });
   Served::all().add(residency);
+}
+
+void learn_request_sizes() {
+  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+  if (allocator->name() != "native") {
+    return;
+  }
+  static std::once_flag once;
+  std::call_once(once, [allocator] {
+    allocator->init(c10::cuda::device_count());
+    allocator->attachAllocatorTraceTracker(&note_granted_request);
+  });
 }
 
 }  // namespace ebb

@@ -17,7 +17,10 @@ class Residency;
 // device could not give the largest of these sizes: managed storages, and then what the policy has kept, are evicted
 // until the device could (Residency::evict). A larger request that fails, though letting go of all that ebb holds would
 // have served it, is noted, and from then on the device is held ready for a request of that size as long as the
-// offloader lives. So a program that catches c10::OutOfMemoryError and runs its step again succeeds.
+// offloader lives. So a program that catches c10::OutOfMemoryError and runs its step again succeeds. Managed storages
+// fill a device more often than saved ones, and the program's largest tensor may be one that autograd never shows to
+// ebb (logits under a NoOpGuard). So learn_request_sizes() has the allocator report every request that it grants, at
+// about 0.1 us each.
 //
 // Eviction therefore begins when the device could no longer give a request of that size, which may be before any such
 // request is made. While the device has more memory than that, nothing moves.
@@ -28,6 +31,10 @@ class Residency;
 // Nothing happens with allocators other than LibTorch's own (cudaMallocAsync never asks), nor while a CUDA graph is
 // being captured.
 void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency);
+
+// From the first call on, holds the devices ready for a request as large as the largest one that LibTorch's allocator
+// has granted on the same device since. See Note [Out of memory].
+void learn_request_sizes();
 
 // Returns how many bytes must be let go so that a device which can give `room` bytes to one request can give `reserve`
 // bytes, rounded up as LibTorch rounds its requests to the device.

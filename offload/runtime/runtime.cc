@@ -13,6 +13,7 @@
 #include "offload/planning/plan_lifecycle.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/report/summary.h"
+#include "offload/residency/out_of_memory.h"
 #include "offload/runtime/plan_decider.h"
 #include "offload/runtime/policy_decider.h"
 #include "offload/runtime/region_saves.h"
@@ -180,6 +181,9 @@ void Runtime::check_window(std::uint64_t bytes) const {
 }
 
 std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
+  if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
+    learn_request_sizes();
+  }
   const MutexLock lock(managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed_.lock();
   if (set != nullptr) {

@@ -183,6 +183,32 @@ TEST_CASE("where a GPU is full, managed tensors go home, and come back as they w
   }
 }
 
+TEST_CASE("a GPU full of managed tensors grants what it has granted before, however large", "[managed][gpu]") {
+  constexpr std::size_t kTensors = 12;
+  const auto request = [] { return at::empty({8, kRows, kRows}, kGpu); };
+  Offloader offloader(keeping());
+  Tensors tensors;
+  Tensors expected;
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    tensors.push_back(at::full({kRows, kRows}, static_cast<double>(i), kGpu));
+    expected.push_back(tensors.back().cpu().add_(1));
+  }
+  Parameters how;
+  how.device_bytes = 2 * kTensors * kMatrix;
+  offloader.manage(tensors, how);
+  request();  // nobody saves this
+  for (const at::Tensor& tensor : tensors) {
+    tensor.add_(1);
+  }
+  REQUIRE(offloader.stats().managed_on_device.now_bytes == kTensors * kMatrix);
+  const Capped capped(reserve_between_steps() + kMatrix);
+  CHECK_NOTHROW(request());
+  CHECK(offloader.stats().managed_evicted.tensors > 0);
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    CHECK(tensors[i].cpu().equal(expected[i]));
+  }
+}
+
 TEST_CASE("without need nothing is evicted on a GPU, however often LibTorch asks the device", "[gpu]") {
   const Network network;
   Offloader offloader(keeping());
