@@ -29,4 +29,15 @@ struct DeviceHeadroom {
 };
 [[nodiscard]] DeviceHeadroom cuda_headroom(c10::Device device);
 
+// DeviceHeadroom::unsplit_bytes where LibTorch's segments are expandable. The allocator's statistics count no holes
+// there, because unused pages of a segment go back to the device one by one; so cuda_headroom() takes all that is
+// cached for unsplit. A hole's first and last page may be in use, and these are 20 MiB each. This function counts whole
+// pages, from a snapshot of the allocator, which takes time in proportion to the number of its blocks. While one thread
+// takes a snapshot, others get what cuda_headroom() says: each snapshot asks for the locks of all devices, and both
+// threads may hold one already.
+[[nodiscard]] std::uint64_t cuda_unsplit_bytes_by_pages(c10::Device device);
+
+// Whether LibTorch's segments are expandable (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).
+[[nodiscard]] bool uses_expandable_segments();
+
 }  // namespace ebb

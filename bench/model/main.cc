@@ -126,6 +126,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
   row["managed_peak_bytes"] = stats.managed_on_device.peak_bytes;
   row["prefetched_bytes"] = stats.managed_prefetched.bytes;  // of the timed steps
   row["fetched_late_bytes"] = stats.managed_fetched_late.bytes;
+  row["evicted_bytes"] = stats.managed_evicted.bytes;
   row["resident_bytes"] = stats.managed_resident.now_bytes;
   row["pool_bytes"] = stats.pool.capacity_bytes;  // homes, and inputs of blocks
   row["pool_peak_bytes"] = stats.pool.peak_bytes;

@@ -84,6 +84,12 @@ void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*to
   }
 }
 
+// How many bytes must be let go so that the device can give `reserve` bytes to one request.
+std::uint64_t bytes_short_of(std::uint64_t reserve, c10::Device device) {
+  const std::uint64_t bytes = bytes_short(cuda_headroom(device).unsplit_bytes, reserve);
+  return bytes > 0 || !uses_expandable_segments() ? bytes : bytes_short(cuda_unsplit_bytes_by_pages(device), reserve);
+}
+
 // Has the offloaders on the current device let go of memory. Returns whether any memory was let go.
 bool make_room() {
   const c10::Device device(c10::kCUDA, c10::cuda::current_device());
@@ -99,7 +105,7 @@ bool make_room() {
   for (const std::shared_ptr<Residency>& residency : offloaders) {
     // Memory that was let go may lie in holes beside memory in use, which serve no large request. So the headroom is
     // asked for again.
-    while (const std::uint64_t bytes = bytes_short(cuda_headroom(device).unsplit_bytes, reserve)) {
+    while (const std::uint64_t bytes = bytes_short_of(reserve, device)) {
       if (residency->evict(bytes) == 0) {
         break;
       }

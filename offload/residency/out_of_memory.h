@@ -19,8 +19,8 @@ class Residency;
 // have served it, is noted, and from then on the device is held ready for a request of that size as long as the
 // offloader lives. So a program that catches c10::OutOfMemoryError and runs its step again succeeds. Managed storages
 // fill a device more often than saved ones, and the program's largest tensor may be one that autograd never shows to
-// ebb (logits under a NoOpGuard). So learn_request_sizes() has the allocator report every request that it grants, at
-// about 0.1 us each.
+// ebb (logits under a NoOpGuard). So learn_request_sizes() has the allocator report every request that it grants; an
+// allocation of 1.2 us took no measurably longer.
 //
 // Eviction therefore begins when the device could no longer give a request of that size, which may be before any such
 // request is made. While the device has more memory than that, nothing moves.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -54,6 +55,21 @@ class Capped {
   }
   Capped(const Capped&) = delete;
   Capped& operator=(const Capped&) = delete;
+};
+
+// While it lives, LibTorch's segments are expandable.
+class Expandable {
+ public:
+  Expandable() {
+    c10::cuda::CUDACachingAllocator::emptyCache();
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  }
+  ~Expandable() {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+  Expandable(const Expandable&) = delete;
+  Expandable& operator=(const Expandable&) = delete;
 };
 
 // What it saves is most of what it takes: all layers share a weight.
@@ -206,6 +222,35 @@ TEST_CASE("a GPU full of managed tensors grants what it has granted before, howe
   CHECK(offloader.stats().managed_evicted.tensors > 0);
   for (std::size_t i = 0; i < kTensors; ++i) {
     CHECK(tensors[i].cpu().equal(expected[i]));
+  }
+}
+
+TEST_CASE("room is made although holes in expandable segments have no whole pages", "[managed][gpu]") {
+  constexpr std::size_t kTensors = 16;
+  const Expandable expandable;
+  Offloader offloader(keeping());
+  Tensors tensors;
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    tensors.push_back(at::full({3, kRows, kRows}, static_cast<double>(i), kGpu));
+  }
+  Parameters how;
+  how.device_bytes = 6 * kTensors * kMatrix;
+  offloader.manage(tensors, how);
+  const auto request = [] { return at::empty({12, kRows, kRows}, kGpu); };
+  request();
+  offloader.evict(3 * kTensors * kMatrix);
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  Tensors between;  // stay, and lie in the pages beside the managed tensors
+  for (const at::Tensor& tensor : tensors) {
+    tensor.add_(1);
+    between.push_back(at::zeros({1, kRows, kRows / 4}, kGpu));
+  }
+  REQUIRE(offloader.stats().managed_on_device.now_bytes == 3 * kTensors * kMatrix);
+  const Capped capped(reserve_between_steps() + kMatrix);
+  CHECK_NOTHROW(request());
+  CHECK(offloader.stats().managed_evicted.tensors > 0);
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    CHECK(tensors[i].eq(static_cast<double>(i + 1)).all().item<bool>());
   }
 }
 
