@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "policy/managed_pace.h"
 #include "policy/managed_traffic.h"
 #include "policy/planner.h"
 #include "policy/predict.h"
@@ -43,10 +44,10 @@ std::uint64_t bound_for(std::uint64_t bytes) { return bytes + bytes / 15 + 1; }
 
 // What Belady's rule has of a bound: all that stays if that is enough for all storages. Otherwise what is fetched ahead
 // takes its room half of the time.
-ManagedTraffic traffic_within(const StepRecord& record, std::uint64_t bound) {
-  const ManagedTraffic traffic = managed_traffic(record.managed, stays_of(bound));
+ManagedRoom room_within(const StepRecord& record, std::uint64_t bound) {
   const std::uint64_t ahead = std::min(record.managed_ahead_bytes.value_or(fetched_ahead(bound)), bound);
-  return traffic.bytes() == 0 ? traffic : managed_traffic(record.managed, stays_of(bound) - ahead / 2);
+  const bool is_enough = managed_traffic(record.managed, stays_of(bound)).bytes() == 0;
+  return {.device_bytes = bound, .stay_bytes = stays_of(bound) - (is_enough ? 0 : ahead / 2), .ahead_bytes = ahead};
 }
 
 constexpr auto kForward = static_cast<std::size_t>(Phase::kForward);
@@ -95,17 +96,15 @@ LinkRates beside(const ManagedShare& share, const LinkRates& rates) {
 class Bound {
  public:
   Bound(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
-      : Bound(record, device_bytes, traffic_within(record, device_bytes), rates) {}
-
-  Bound(const StepRecord& record, std::uint64_t device_bytes, const ManagedTraffic& traffic, const LinkRates& rates)
-      : record_(&record), rates_(rates) {
+      : record_(&record), rates_(rates), room_(room_within(record, device_bytes)), pace_(record.managed, room_) {
     share_.device_bytes = device_bytes;
-    share_.traffic = traffic;
+    share_.traffic = managed_traffic(record.managed, room_.stay_bytes);
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
       in_ms_[phase] = lane_ms(share_.traffic.in[phase], rates.in_bytes_per_ms, rates.ms_per_copy);
       out_ms_[phase] = lane_ms(share_.traffic.out[phase], rates.out_bytes_per_ms, rates.ms_per_copy);
     }
-    share_.between_ms = std::max(in_ms_[kBetween], out_ms_[kBetween]);
+    pace_ms_ = paced(0);
+    share_.between_ms = pace_ms_[kBetween];
     share_.forward_stretch = stretch(record.backward_ms, forward_ms(0));
   }
 
@@ -121,8 +120,7 @@ class Bound {
     share.offloaded_bytes = offloaded;
     share.recompute_ms = recompute_ms;
     share.more_bytes = more_bytes;
-    const double copies_ms = std::max(in_ms_[kBackward], out_ms_[kBackward]);
-    share.backward_stretch = stretch(backward_compute_ms(), std::max(backward_compute_ms(), copies_ms - recompute_ms));
+    share.backward_stretch = stretch(backward_compute_ms(), paced(recompute_ms)[kBackward] - recompute_ms);
     share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
     share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded, recompute_ms));
     return share;
@@ -166,18 +164,26 @@ class Bound {
   }
   [[nodiscard]] double backward_compute_ms() const { return record_->end_ms - record_->backward_ms; }
 
+  // How long each phase takes beside managed storages, if recipes run so long.
+  [[nodiscard]] EachPhase<double> paced(double recompute_ms) const {
+    return pace_.phases_ms({record_->backward_ms, backward_compute_ms() + recompute_ms, 0}, rates_);
+  }
+
   // How long a phase takes if so many saved bytes are copied, and recipes run so long, too.
   [[nodiscard]] double forward_ms(std::uint64_t offloaded) const {
     const double copies_ms = static_cast<double>(offloaded) / rates_.out_bytes_per_ms;
-    return std::max({record_->backward_ms, in_ms_[kForward], out_ms_[kForward] + copies_ms});
+    return std::max(pace_ms_[kForward], out_ms_[kForward] + copies_ms);
   }
   [[nodiscard]] double backward_ms(std::uint64_t offloaded, double recompute_ms) const {
     const double copies_ms = static_cast<double>(offloaded) / rates_.in_bytes_per_ms;
-    return std::max({backward_compute_ms() + recompute_ms, in_ms_[kBackward] + copies_ms, out_ms_[kBackward]});
+    return std::max(paced(recompute_ms)[kBackward], in_ms_[kBackward] + copies_ms);
   }
 
   const StepRecord* record_;
   LinkRates rates_;
+  ManagedRoom room_;
+  ManagedPace pace_;
+  EachPhase<double> pace_ms_{};  // without recipes
   EachPhase<double> in_ms_{};
   EachPhase<double> out_ms_{};
   ManagedShare share_;
@@ -317,7 +323,7 @@ Prediction predict(const Plan& plan, const StepRecord& record, const Limits& lim
   if (!plan.managed) {
     return Predictor(record, limits, rates).predict(plan.decisions);
   }
-  const Bound bound(record, plan.managed->device_bytes, plan.managed->traffic, rates);
+  const Bound bound(record, plan.managed->device_bytes, rates);
   const ManagedShare share =
       bound.share(plan.managed->offloaded_bytes, plan.managed->recompute_ms, plan.managed->more_bytes);
   const StepRecord step = beside(share, record);

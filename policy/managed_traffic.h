@@ -21,10 +21,8 @@ struct ManagedTraffic {
 };
 
 // Returns the traffic of a period that comes again and again, where at most `device_bytes` of managed storages are on
-// the device; the storages of one operation are there at once, whatever the bound is. Belady's rule decides what
-// leaves: what is used last of all. Storages that were written are copied out when they leave, others cost nothing.
-// Source of the rule: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
-// Journal 5 (2), 1966. Takes time in proportion to n log n, n being the number of uses. Deterministic.
+// the device (ManagedReplay). Storages that were written are copied out when they leave, others cost nothing. Takes
+// time in proportion to n log n, n being the number of uses. Deterministic.
 [[nodiscard]] ManagedTraffic managed_traffic(std::span<const ManagedUse> uses, std::uint64_t device_bytes);
 
 // How far ahead of their use managed storages are fetched within a bound, in bytes, where nobody says otherwise. What

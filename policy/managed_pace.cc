@@ -1,0 +1,225 @@
+#include "policy/managed_pace.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "policy/managed_replay.h"
+
+namespace ebb {
+namespace {
+
+// How many periods go by until they are alike: one to fill the device, and one in which lanes fall behind.
+constexpr int kPeriodsBefore = 2;
+
+std::size_t count_operations(std::span<const ManagedUse> uses) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    count += i == 0 || uses[i].operation != uses[i - 1].operation ? 1 : 0;
+  }
+  return count;
+}
+
+// For each use, how many operations earlier its storage is asked for: that operation is the first after which the
+// use's and all bytes before it are within `ahead_bytes`. 0: the storage is too large to be asked for earlier.
+std::vector<std::size_t> asked_earlier(std::span<const ManagedUse> uses, std::uint64_t ahead_bytes) {
+  const std::size_t n = uses.size();
+  const std::size_t operations = count_operations(uses);
+  std::vector<std::size_t> begins;  // the operations that begin at each use or before, over two periods
+  std::vector<std::uint64_t> before{0};
+  for (std::size_t i = 0; i < 2 * n; ++i) {
+    const bool begins_here = i % n == 0 || uses[i % n].operation != uses[i % n - 1].operation;
+    begins.push_back((begins.empty() ? 0 : begins.back()) + (begins_here ? 1 : 0));
+    before.push_back(before.back() + uses[i % n].bytes);
+  }
+  std::vector<std::size_t> earlier;
+  std::size_t first = 0;  // of the uses that are within ahead_bytes
+  for (std::size_t i = 0; i < 2 * n; ++i) {
+    while (first <= i && before[i + 1] - before[first] > ahead_bytes) {
+      ++first;
+    }
+    if (i < n) {
+      continue;
+    }
+    const std::size_t last_not_within = first == 0 ? 0 : begins[first - 1];
+    earlier.push_back(first > i ? 0 : std::min(operations, begins[i] - last_not_within));
+  }
+  return earlier;
+}
+
+}  // namespace
+
+class ManagedPace::Recorder final : public ManagedReplay::Observer {
+ public:
+  explicit Recorder(std::span<const ManagedUse> uses) : uses_(uses) {}
+
+  void begin_operation(const ManagedUse& first) override {
+    events_.push_back({.kind = Event::Kind::kBegin, .phase = first.phase});
+  }
+  void fetch(const ManagedUse& use) override {
+    events_.push_back(
+        {.kind = Event::Kind::kFetch, .use = static_cast<std::size_t>(&use - uses_.data()), .bytes = use.bytes});
+  }
+  void make(const ManagedUse& use) override { events_.push_back({.kind = Event::Kind::kMake, .bytes = use.bytes}); }
+  void leave(const ManagedUse& /*for_use*/, std::uint64_t bytes, bool written, std::size_t last_operation) override {
+    events_.push_back(
+        {.kind = Event::Kind::kLeave, .written = written, .last_operation = last_operation, .bytes = bytes});
+  }
+  void end_storage(std::uint64_t bytes) override { events_.push_back({.kind = Event::Kind::kEnd, .bytes = bytes}); }
+
+  [[nodiscard]] std::vector<Event> take() { return std::exchange(events_, {}); }
+
+ private:
+  const std::span<const ManagedUse> uses_;
+  std::vector<Event> events_;
+};
+
+// The device's clock and the lanes', and when which bytes of the bound are free.
+class ManagedPace::Clocks {
+ public:
+  Clocks(const ManagedPace& pace, const EachPhase<double>& compute_ms, const LinkRates& rates)
+      : asked_earlier_(pace.asked_earlier_), rates_(rates) {
+    for (std::size_t phase = 0; phase < kPhases; ++phase) {
+      compute_ms_[phase] = compute_ms[phase] / static_cast<double>(std::max<std::size_t>(1, pace.operations_[phase]));
+    }
+    free_.push({0, pace.device_bytes_});
+  }
+
+  // Returns how long each phase's operations take.
+  EachPhase<double> pass(const std::vector<Event>& events) {
+    EachPhase<double> phases_ms{};
+    std::size_t i = 0;
+    while (i < events.size()) {
+      const auto phase = static_cast<std::size_t>(events[i].phase);
+      const double before_ms = end_ms();
+      double arrived_ms = before_ms;
+      std::uint64_t ended_bytes = 0;
+      for (++i; i < events.size() && events[i].kind != Event::Kind::kBegin; ++i) {
+        switch (events[i].kind) {
+          case Event::Kind::kFetch:
+            arrived_ms = std::max(arrived_ms, fetch(events[i]));
+            break;
+          case Event::Kind::kMake:
+            static_cast<void>(take(events[i].bytes));
+            break;
+          case Event::Kind::kLeave:
+            give(left_ms(events[i]), events[i].bytes);
+            break;
+          case Event::Kind::kEnd:
+            ended_bytes += events[i].bytes;
+            break;
+          case Event::Kind::kBegin:
+            break;
+        }
+      }
+      begin_ms_.push_back(arrived_ms);
+      end_ms_.push_back(arrived_ms + compute_ms_[phase]);
+      give(end_ms(), ended_bytes);
+      phases_ms[phase] += end_ms() - before_ms;
+    }
+    return phases_ms;
+  }
+
+ private:
+  using Freed = std::pair<double, std::uint64_t>;  // when, and how many bytes
+
+  // When the last operation that is over has ended.
+  [[nodiscard]] double end_ms() const { return end_ms_.empty() ? 0 : end_ms_.back(); }
+
+  [[nodiscard]] double copy_ms(std::uint64_t bytes, double bytes_per_ms) const {
+    return static_cast<double>(bytes) / bytes_per_ms + rates_.ms_per_copy;
+  }
+
+  // Returns when the storage has arrived.
+  double fetch(const Event& event) {
+    in_ms_ = std::max({in_ms_, take(event.bytes), asked_ms(asked_earlier_[event.use])}) +
+             copy_ms(event.bytes, rates_.in_bytes_per_ms);
+    return in_ms_;
+  }
+
+  // When the present operation's storage was asked for, so many operations earlier.
+  [[nodiscard]] double asked_ms(std::size_t earlier) const {
+    const std::size_t present = begin_ms_.size();
+    if (earlier == 0) {
+      return end_ms();
+    }
+    return earlier > present ? 0 : begin_ms_[present - earlier];
+  }
+
+  // Returns when the storage's bytes are free.
+  double left_ms(const Event& event) {
+    const double idle_ms = end_ms_[event.last_operation];
+    if (!event.written) {
+      return idle_ms;
+    }
+    out_ms_ = std::max(out_ms_, idle_ms) + copy_ms(event.bytes, rates_.out_bytes_per_ms);
+    return out_ms_;
+  }
+
+  // Takes the bytes that have been free the longest, and returns when the last one of them was free. What is over the
+  // bound is there when the operation before has ended.
+  double take(std::uint64_t bytes) {
+    double ms = 0;
+    while (bytes > 0 && !free_.empty()) {
+      const auto [freed_ms, freed_bytes] = free_.top();
+      free_.pop();
+      const std::uint64_t taken = std::min(bytes, freed_bytes);
+      bytes -= taken;
+      ms = freed_ms;
+      if (taken < freed_bytes) {
+        free_.push({freed_ms, freed_bytes - taken});
+      }
+    }
+    over_bytes_ += bytes;
+    return bytes > 0 ? std::max(ms, end_ms()) : ms;
+  }
+
+  // Bytes are free from this time on; nobody gets those that were over the bound.
+  void give(double ms, std::uint64_t bytes) {
+    const std::uint64_t over = std::min(bytes, over_bytes_);
+    over_bytes_ -= over;
+    if (bytes > over) {
+      free_.push({ms, bytes - over});
+    }
+  }
+
+  const std::span<const std::size_t> asked_earlier_;
+  const LinkRates rates_;
+  EachPhase<double> compute_ms_{};  // of one operation
+  std::priority_queue<Freed, std::vector<Freed>, std::greater<>> free_;
+  std::vector<double> begin_ms_;  // of each operation
+  std::vector<double> end_ms_;
+  double in_ms_ = 0;  // until when a lane is busy
+  double out_ms_ = 0;
+  std::uint64_t over_bytes_ = 0;  // that operations have, and the bound has not
+};
+
+ManagedPace::ManagedPace(std::span<const ManagedUse> uses, const ManagedRoom& room)
+    : device_bytes_(room.device_bytes), asked_earlier_(asked_earlier(uses, room.ahead_bytes)) {
+  ManagedReplay replay(uses, room.stay_bytes);
+  Recorder recorder(uses);
+  for (int i = 0; i < kPeriodsBefore; ++i) {
+    replay.pass_period(recorder);
+  }
+  before_ = recorder.take();
+  replay.pass_period(recorder);
+  period_ = recorder.take();
+  for (const Event& event : period_) {
+    operations_[static_cast<std::size_t>(event.phase)] += event.kind == Event::Kind::kBegin ? 1 : 0;
+  }
+}
+
+EachPhase<double> ManagedPace::phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const {
+  Clocks clocks(*this, compute_ms, rates);
+  static_cast<void>(clocks.pass(before_));
+  EachPhase<double> phases = clocks.pass(period_);
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    phases[phase] = std::max(phases[phase], compute_ms[phase]);
+  }
+  return phases;
+}
+
+}  // namespace ebb

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "policy/managed_use.h"
+#include "policy/plan.h"
+
+namespace ebb {
+
+// How managed storages share the device's room.
+struct ManagedRoom {
+  std::uint64_t device_bytes = 0;  // the bound
+  std::uint64_t stay_bytes = 0;    // what stays of it by Belady's rule, where copies under way have the rest
+  std::uint64_t ahead_bytes = 0;   // how far ahead of its use a storage is fetched
+};
+
+// How long the phases of a period last that comes again and again, if the device waits for each managed storage that an
+// operation needs.
+//
+// Note [The pace of managed storages]
+// The uses are played through in order (ManagedReplay), with a clock for the device and one for each lane. A storage is
+// fetched once
+//   - the lane in has carried what was asked for before,
+//   - there is room: each byte of the bound is taken again when the operation that used it last has ended, and when it
+//     has been copied out, if it was written, and
+//   - the storage is among the next `ahead_bytes` of uses.
+// An operation begins when the one before has ended and its storages have arrived. A phase's compute is shared out
+// evenly among the phase's operations: layers have alike numbers of these. So an optimizer's update of a large matrix,
+// whose states alone fill the bound, waits for its copies with nothing to hide them, whatever the lanes' rates are.
+//
+// Deterministic.
+class ManagedPace {
+ public:
+  // Takes time in proportion to n log n, n being the number of uses.
+  ManagedPace(std::span<const ManagedUse> uses, const ManagedRoom& room);
+
+  // The ms of each phase, where its compute takes so long by itself. A phase without operations takes as long as its
+  // compute.
+  [[nodiscard]] EachPhase<double> phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const;
+
+ private:
+  class Recorder;
+  class Clocks;
+
+  // What happens in an operation, in order.
+  struct Event {
+    enum class Kind : std::uint8_t { kBegin, kFetch, kMake, kLeave, kEnd } kind;
+    bool written = false;
+    std::size_t use = 0;             // of kFetch
+    std::size_t last_operation = 0;  // of kLeave
+    std::uint64_t bytes = 0;
+    Phase phase = Phase::kForward;
+  };
+
+  std::uint64_t device_bytes_;
+  std::vector<std::size_t> asked_earlier_;  // for each use, by how many operations
+  EachPhase<std::size_t> operations_{};     // in a period
+  std::vector<Event> before_;               // until a period is as the next
+  std::vector<Event> period_;
+};
+
+}  // namespace ebb
