@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,8 @@ enum class UpdateIn : std::uint8_t {
 
   // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
   // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
-  // the norm of all gradients. A backward pass inside of another (a reentrant checkpoint) would update by a part of a
+  // the norm of all gradients: a parameter's second gradient before step() or zero_grad() is a c10::Error, thrown by
+  // backward, and the gradient stays. A backward pass inside of another (a reentrant checkpoint) has a part of a
   // gradient: do not use the two together. step() updates what still has a gradient.
   kBackward,
 
@@ -84,6 +86,9 @@ class AdamW final : public torch::optim::Optimizer {
   // Updates every parameter that has a gradient. Returns what `closure` returns, which is called first, with gradients.
   at::Tensor step(LossClosure closure = nullptr) override;
 
+  // As LibTorch's. Call it by this class, whose step it ends with UpdateIn::kBackward.
+  void zero_grad(bool set_to_none = true);
+
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -94,7 +99,8 @@ class AdamW final : public torch::optim::Optimizer {
   AdamWState& state_of(const at::Tensor& parameter, const torch::optim::AdamWOptions& options);
 
   const UpdateIn update_in_;
-  Mutex mutex_;                   // of state_: leaves of several devices have their gradients on several threads
+  Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
+  std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
   std::shared_ptr<AdamW*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
 };
 

@@ -182,13 +182,29 @@ at::Tensor AdamW::step(LossClosure closure) {
       }
     }
   }
+  const MutexLock lock(mutex_);
+  updated_.clear();
   return loss;
+}
+
+void AdamW::zero_grad(bool set_to_none) {
+  Optimizer::zero_grad(set_to_none);
+  const MutexLock lock(mutex_);
+  updated_.clear();
 }
 
 void AdamW::update_in_backward(const at::Tensor& parameter) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& each : group.params()) {
       if (each.is_same(parameter) && parameter.grad().defined()) {
+        {
+          const MutexLock lock(mutex_);
+          TORCH_CHECK(
+              updated_.insert(parameter.unsafeGetTensorImpl()).second,
+              "ebb: AdamW with UpdateIn::kBackward got a parameter's second gradient before step(). Each backward "
+              "pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
+              "UpdateIn::kStep");
+        }
         update(parameter, static_cast<const AdamWOptions&>(group.options()));
         parameter.mutable_grad().reset();
         return;

@@ -31,7 +31,8 @@ class AdamW(torch.optim.Optimizer):
     update_in: "step", "backward" or "next_use".
         "backward": each parameter is updated as soon as its gradient is whole, and the gradient is let go of, so that no
         more than a few gradients are alive at once. One backward pass is one step then: no accumulation over
-        micro-batches, and no clipping by the norm of all gradients. step() updates what still has a gradient.
+        micro-batches, and no clipping by the norm of all gradients. A parameter's second gradient before step() or
+        zero_grad() is a RuntimeError, raised by backward. step() updates what still has a gradient.
         "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
         one of these is used next, on whatever thread: mostly in the next forward pass, which computes while states come
         and go. What a program reads is what "step" gives. A gradient that the program lets go of lives until the update;
@@ -67,6 +68,7 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step", "backward" or "next_use"')
         self._update_in = update_in
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._updated: set[int] = set()  # the id of each parameter updated in backward since the last step()
         weakref.finalize(self, _remove, self._hooks)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize})
@@ -102,7 +104,13 @@ class AdamW(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None and not self._update_at_next_use(parameter, group):
                     self._update(parameter, group)
+        self._end_step()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        super().zero_grad(set_to_none)
+        self._end_step()
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with copies of the states in host memory. ebb.save writes the same without such copies."""
@@ -156,9 +164,20 @@ class AdamW(torch.optim.Optimizer):
             raise TypeError('ebb: an AdamW with update_in="backward" cannot be copied or pickled; its state_dict() can')
         return super().__getstate__()
 
+    def _end_step(self) -> None:
+        if self._update_in == "backward":  # what was unpickled has no such attribute, and another mode
+            self._updated.clear()
+
     def _update_in_backward(self, parameter: torch.Tensor) -> None:
         for group in self.param_groups:
             if parameter.grad is not None and any(each is parameter for each in group["params"]):
+                if id(parameter) in self._updated:
+                    raise RuntimeError(
+                        'ebb: AdamW with update_in="backward" got a parameter\'s second gradient before step(). Each '
+                        "backward pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
+                        'update_in="step"'
+                    )
+                self._updated.add(id(parameter))
                 self._update(parameter, group)
                 parameter.grad = None
 
@@ -335,7 +354,12 @@ def _copy(value: Any) -> Any:
 
 def _check(group: dict[str, Any]) -> None:
     for name in ("lr", "eps", "weight_decay"):
-        if not group[name] >= 0:
-            raise ValueError(f"ebb: AdamW got {name}={group[name]}, and takes at least 0")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
-        raise ValueError(f"ebb: AdamW got betas={group['betas']}, and takes betas in [0, 1)")
+        if not _is_number(group[name]) or not group[name] >= 0:
+            raise ValueError(f"ebb: AdamW got {name}={group[name]!r}, and takes a number of at least 0")
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
+        raise ValueError(f"ebb: AdamW got betas={betas!r}, and takes two numbers in [0, 1)")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)

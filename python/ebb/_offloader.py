@@ -123,8 +123,12 @@ class Offloader:
         if device_budget is not None:
             options.set_device_bytes(to_bytes("device_budget", device_budget))
         if share_of_free is not None:
+            if not isinstance(share_of_free, int | float):
+                raise TypeError(f"ebb: share_of_free is {share_of_free!r}, and must be a fraction: 0.9 is 90 percent")
             options.set_share_of_free(share_of_free)
         if slowdown is not None:
+            if not isinstance(slowdown, int | float):
+                raise TypeError(f"ebb: slowdown is {slowdown!r}, and must be a fraction: 0.02 is two percent")
             options.set_slowdown(slowdown)
         if least_memory:
             options.set_least_memory()
@@ -271,8 +275,12 @@ class Offloader:
             tensors = [each for name, each in named if which is None or which(name, each)]
         elif which is not None:
             raise TypeError("ebb: manage() takes `which` with a module only")
+        elif isinstance(what, torch.Tensor):
+            tensors = [what]
+        elif isinstance(what, Iterable):
+            tensors = list(what)
         else:
-            tensors = [what] if isinstance(what, torch.Tensor) else list(what)
+            raise TypeError(f"ebb: manage() got {what!r}, and takes a module, a tensor or tensors")
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError("ebb: manage() takes a module, a tensor or tensors")
         how = (

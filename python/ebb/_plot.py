@@ -13,6 +13,8 @@ def plot(offloader: Offloader, path: str | os.PathLike[str]) -> None:
     Needs matplotlib (ImportError without), and an offloader that was made with record_timeline=True and has run
     (ValueError otherwise). The ending of `path` says which format is written: .png, .svg or .pdf.
     """
+    if not isinstance(offloader, Offloader):
+        raise TypeError(f"ebb: plot() got {offloader!r}, and takes an Offloader and a path")
     samples = offloader.timeline()
     if not samples:
         raise ValueError("ebb: plot() found no sample: nothing was saved under the offloader's guard since the last one")

@@ -141,6 +141,8 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileExistsError(f"ebb: {path} is there, and is no file")
     folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"ebb: {path} cannot be written: there is no folder {folder}")
     part = f"{path}.{secrets.token_hex(8)}.part"
     descriptor = _without_name(folder)
     has_name = descriptor is None

@@ -89,6 +89,8 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: wrap() got {type(model).__name__}, and needs a torch.nn.Module")
+    if isinstance(keep, Offloader):
+        raise TypeError("ebb: wrap() makes the Offloader, and takes its options: wrap(model, device_budget=\"24GB\")")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
     offloader = Offloader(**options)

@@ -35,6 +35,8 @@ def as_policy(policy: PolicyLike | None) -> _core.Policy:
         return _core.offload_everything()
     if isinstance(policy, _core.Policy):
         return policy
+    if any(policy is maker for maker in _MAKERS):
+        raise TypeError(f"ebb: policies.{policy.__name__} makes a policy: call it, as policies.{policy.__name__}()")
     if callable(policy):
         return _core.python_policy(policy, _core.offload_everything())
     raise TypeError(f"ebb: a policy is {policy!r}, and must be one of ebb.policies or a function of a Candidate")
@@ -94,3 +96,15 @@ def callback(function: PolicyFunction, inner: PolicyLike | None = None) -> _core
     if not callable(function):
         raise TypeError(f"ebb: callback() got {function!r}, and needs a function of a Candidate")
     return _core.python_policy(function, as_policy(inner))
+
+
+_MAKERS = (
+    biggest_fraction,
+    callback,
+    except_operations,
+    keep_everything,
+    minimum_size,
+    offload_everything,
+    only_operations,
+    recompute,
+)

@@ -91,6 +91,28 @@ def test_an_update_in_backward_is_the_update_in_step(home, make, managed):
     assert all(each.grad is None for each in model.parameters())
 
 
+def test_updates_in_backward_refuse_to_accumulate_and_lose_nothing():
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters(), update_in="backward")
+    model(torch.arange(8)).sum().backward()
+    updated = [each.detach().clone() for each in model.parameters()]
+    with pytest.raises(RuntimeError, match="second gradient before step"):
+        model(torch.arange(8)).sum().backward()
+    assert_equal([each.detach() for each in model.parameters()], updated)
+    assert any(each.grad is not None for each in model.parameters())
+    for ends in (optimizer.zero_grad, optimizer.step):
+        ends()
+        model(torch.arange(8)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options", [{"lr": "1e-3"}, {"lr": None}, {"betas": 0.9}, {"betas": (0.9,)}, {"betas": ("a", 0.9)}, {"eps": True}]
+)
+def test_options_of_other_types_are_value_errors(options):
+    with pytest.raises(ValueError, match="ebb: AdamW got"):
+        ebb.AdamW([torch.ones(1, requires_grad=True)], **options)
+
+
 @pytest.mark.parametrize("make", [new_model, new_half_model])
 @pytest.mark.parametrize("how", [{}, {"device_bytes": "8KiB"}, {"resident_bytes": "8KiB"}, {"states": False}])
 @pytest.mark.parametrize("elements_at_once", [1 << 24, 40])

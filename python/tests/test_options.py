@@ -88,3 +88,19 @@ def test_an_offloader_that_is_switched_off_moves_nothing():
     assert_same(step, offloader, moves=False)
     assert offloader.stats().saved.tensors == 0
     assert "switched off" in offloader.summary()
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: ebb.Offloader(slowdown="2%"),
+        lambda: ebb.Offloader(share_of_free="half"),
+        lambda: ebb.Offloader(policy=ebb.policies.minimum_size),
+        lambda: ebb.Offloader().manage(None, device_bytes=0),
+        lambda: ebb.wrap(torch.nn.Linear(1, 1), ebb.Offloader()),
+        lambda: ebb.plot("memory.png", ebb.Offloader(record_timeline=True)),
+    ],
+)
+def test_a_mistaken_argument_is_one_error_of_ebbs(mistake):
+    with pytest.raises(TypeError, match="^ebb: "):
+        mistake()

@@ -240,3 +240,8 @@ def test_links_and_permissions_stay(tmp_path):
     assert (elsewhere / "checkpoint.pt").stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
         ebb.save(torch.ones(3), elsewhere)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"ebb: .*x\.pt cannot be written: there is no folder"):
+        ebb.save({}, tmp_path / "none" / "x.pt")

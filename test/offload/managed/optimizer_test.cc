@@ -218,8 +218,7 @@ TEST_CASE("updates in backward have the bits of updates in step", "[managed]") {
     if (!managed_first) {
       rig.offloader().manage(weights, within(kBytes));
     }
-    torch::optim::SGD nothing(weights, torch::optim::SGDOptions(1));  // finds no gradient
-    check_equal(expected, train_without_accumulation(weights, nothing, 0, kSteps));
+    check_equal(expected, train_without_accumulation(weights, in_backward, 0, kSteps));  // step() finds no gradient
   }
 }
 
@@ -605,6 +604,28 @@ TEST_CASE("a frozen parameter is left alone by updates in backward") {
   torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
   CHECK(at::equal(weights.back(), at::ones({kWidth})));
   CHECK_FALSE(weights.front().grad().defined());
+}
+
+TEST_CASE("updates in backward refuse a second gradient before step(), and lose nothing") {
+  Tensors weights = make_weights(at::kFloat);
+  AdamW optimizer(weights, {}, UpdateIn::kBackward);
+  const auto backward = [&] { torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))}); };
+  backward();
+  const auto copies = [&] {
+    Tensors all;
+    for (const at::Tensor& weight : weights) {
+      all.push_back(weight.detach().clone());
+    }
+    return all;
+  };
+  const Tensors updated = copies();
+  CHECK_THROWS_WITH(backward(), Catch::Contains("second gradient"));
+  check_equal(updated, copies());
+  CHECK(std::ranges::any_of(weights, [](const at::Tensor& weight) { return weight.grad().defined(); }));
+  optimizer.zero_grad();
+  CHECK_NOTHROW(backward());
+  optimizer.step();
+  CHECK_NOTHROW(backward());
 }
 
 TEST_CASE("AdamW refuses what it cannot do") {
