@@ -25,6 +25,7 @@ using DeviceMeter = std::function<DeviceUse()>;
 struct DeviceHeadroom {
   std::uint64_t in_use_bytes = 0;
   std::uint64_t free_bytes = 0;
+  std::uint64_t untaken_bytes = 0;  // free_bytes without what the allocator caches
   std::uint64_t unsplit_bytes = 0;  // free_bytes without the holes beside memory in use: one request may have these
 };
 [[nodiscard]] DeviceHeadroom cuda_headroom(c10::Device device);
@@ -32,9 +33,8 @@ struct DeviceHeadroom {
 // DeviceHeadroom::unsplit_bytes where LibTorch's segments are expandable. The allocator's statistics count no holes
 // there, because unused pages of a segment go back to the device one by one; so cuda_headroom() takes all that is
 // cached for unsplit. A hole's first and last page may be in use, and these are 20 MiB each. This function counts whole
-// pages, from a snapshot of the allocator, which takes time in proportion to the number of its blocks. While one thread
-// takes a snapshot, others get what cuda_headroom() says: each snapshot asks for the locks of all devices, and both
-// threads may hold one already.
+// pages from a snapshot of the allocator, which takes time in proportion to the number of its blocks, and the locks of
+// all devices, one after the other: a caller that holds one of these must know that nobody uses the others.
 [[nodiscard]] std::uint64_t cuda_unsplit_bytes_by_pages(c10::Device device);
 
 // Whether LibTorch's segments are expandable (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).

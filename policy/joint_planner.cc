@@ -111,7 +111,7 @@ class Bound {
   [[nodiscard]] std::uint64_t device_bytes() const { return share_.device_bytes; }
 
   // The least that a period takes.
-  [[nodiscard]] double least_ms() const { return forward_ms(0) + backward_ms(0, 0) + share_.between_ms; }
+  [[nodiscard]] double least_ms() const { return pace_ms_[kForward] + pace_ms_[kBackward] + pace_ms_[kBetween]; }
 
   // The share where so many saved bytes are copied, recipes run so long, and other memory is so much more than
   // recorded.
@@ -259,7 +259,7 @@ class Search {
     return bounds;
   }
 
-  // Tries bounds, those first whose copies take the least time.
+  // Tries bounds, those of the least pace first.
   void try_all(const std::vector<std::uint64_t>& bounds) {
     std::vector<Bound> soonest;
     for (const std::uint64_t bound : bounds) {
@@ -312,7 +312,7 @@ class Search {
   const std::uint64_t largest_operation_in_step_;
   std::uint64_t least_ = 0;  // the least and the largest bound
   std::uint64_t most_ = 0;
-  std::set<std::uint64_t> seen_;  // bounds that were tried, or whose copies take too long
+  std::set<std::uint64_t> seen_;  // bounds that were tried, or whose pace is too long
   std::optional<Plan> best_;
   double best_ms_ = 0;
 };

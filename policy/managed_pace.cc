@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <queue>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -12,40 +13,36 @@
 namespace ebb {
 namespace {
 
-// How many periods go by until they are alike: one to fill the device, and one in which lanes fall behind.
+// Periods before those that count: one to fill the device, and one in which lanes fall behind.
 constexpr int kPeriodsBefore = 2;
 
-std::size_t count_operations(std::span<const ManagedUse> uses) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < uses.size(); ++i) {
-    count += i == 0 || uses[i].operation != uses[i - 1].operation ? 1 : 0;
-  }
-  return count;
-}
+// Periods that count. A lane that falls behind, and copies that go round, make them differ from one another.
+constexpr int kPeriods = 4;
 
-// For each use, how many operations earlier its storage is asked for: that operation is the first after which the
-// use's and all bytes before it are within `ahead_bytes`. 0: the storage is too large to be asked for earlier.
+// For each use, how many operations earlier its storage is asked for: at the first operation from whose end on the
+// storages that are used until then, each counted once, are within `ahead_bytes`. 0: they never are.
 std::vector<std::size_t> asked_earlier(std::span<const ManagedUse> uses, std::uint64_t ahead_bytes) {
   const std::size_t n = uses.size();
-  const std::size_t operations = count_operations(uses);
-  std::vector<std::size_t> begins;  // the operations that begin at each use or before, over two periods
-  std::vector<std::uint64_t> before{0};
+  std::vector<std::size_t> begun;  // the operations that have begun at each use, over two periods
   for (std::size_t i = 0; i < 2 * n; ++i) {
-    const bool begins_here = i % n == 0 || uses[i % n].operation != uses[i % n - 1].operation;
-    begins.push_back((begins.empty() ? 0 : begins.back()) + (begins_here ? 1 : 0));
-    before.push_back(before.back() + uses[i % n].bytes);
+    const bool begins = i % n == 0 || uses[i % n].operation != uses[i % n - 1].operation;
+    begun.push_back((begun.empty() ? 0 : begun.back()) + (begins ? 1 : 0));
   }
   std::vector<std::size_t> earlier;
-  std::size_t first = 0;  // of the uses that are within ahead_bytes
+  std::unordered_map<std::uint32_t, std::size_t> times;  // of each item among the uses from `first` to i
+  std::uint64_t bytes = 0;
+  std::size_t first = 0;
   for (std::size_t i = 0; i < 2 * n; ++i) {
-    while (first <= i && before[i + 1] - before[first] > ahead_bytes) {
-      ++first;
+    const ManagedUse& use = uses[i % n];
+    bytes += times[use.item]++ == 0 ? use.bytes : 0;
+    for (; first <= i && bytes > ahead_bytes; ++first) {
+      const ManagedUse& gone = uses[first % n];
+      bytes -= --times[gone.item] == 0 ? gone.bytes : 0;
     }
-    if (i < n) {
-      continue;
+    if (i >= n) {
+      const std::size_t not_within = first == 0 ? 0 : begun[first - 1];
+      earlier.push_back(first > i ? 0 : std::min(begun[n - 1], begun[i] - not_within));
     }
-    const std::size_t last_not_within = first == 0 ? 0 : begins[first - 1];
-    earlier.push_back(first > i ? 0 : std::min(operations, begins[i] - last_not_within));
   }
   return earlier;
 }
@@ -83,7 +80,8 @@ class ManagedPace::Clocks {
   Clocks(const ManagedPace& pace, const EachPhase<double>& compute_ms, const LinkRates& rates)
       : asked_earlier_(pace.asked_earlier_), rates_(rates) {
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
-      compute_ms_[phase] = compute_ms[phase] / static_cast<double>(std::max<std::size_t>(1, pace.operations_[phase]));
+      compute_ms_[phase] =
+          kPeriods * compute_ms[phase] / static_cast<double>(std::max<std::size_t>(1, pace.operations_[phase]));
     }
     free_.push({0, pace.device_bytes_});
   }
@@ -205,9 +203,11 @@ ManagedPace::ManagedPace(std::span<const ManagedUse> uses, const ManagedRoom& ro
     replay.pass_period(recorder);
   }
   before_ = recorder.take();
-  replay.pass_period(recorder);
-  period_ = recorder.take();
-  for (const Event& event : period_) {
+  for (int i = 0; i < kPeriods; ++i) {
+    replay.pass_period(recorder);
+  }
+  periods_ = recorder.take();
+  for (const Event& event : periods_) {
     operations_[static_cast<std::size_t>(event.phase)] += event.kind == Event::Kind::kBegin ? 1 : 0;
   }
 }
@@ -215,9 +215,9 @@ ManagedPace::ManagedPace(std::span<const ManagedUse> uses, const ManagedRoom& ro
 EachPhase<double> ManagedPace::phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const {
   Clocks clocks(*this, compute_ms, rates);
   static_cast<void>(clocks.pass(before_));
-  EachPhase<double> phases = clocks.pass(period_);
+  EachPhase<double> phases = clocks.pass(periods_);
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
-    phases[phase] = std::max(phases[phase], compute_ms[phase]);
+    phases[phase] = operations_[phase] > 0 ? phases[phase] / kPeriods : compute_ms[phase];
   }
   return phases;
 }

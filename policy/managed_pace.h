@@ -27,9 +27,10 @@ struct ManagedRoom {
 //   - there is room: each byte of the bound is taken again when the operation that used it last has ended, and when it
 //     has been copied out, if it was written, and
 //   - the storage is among the next `ahead_bytes` of uses.
-// An operation begins when the one before has ended and its storages have arrived. A phase's compute is shared out
-// evenly among the phase's operations: layers have alike numbers of these. So an optimizer's update of a large matrix,
-// whose states alone fill the bound, waits for its copies with nothing to hide them, whatever the lanes' rates are.
+// An operation begins when the one before has ended and its storages have arrived. A storage that the operation makes
+// waits for no room, because the program has made it by the time that anybody can tell. A phase's compute is shared out
+// evenly among the phase's operations, of which each layer has about as many. So an optimizer's update of a large
+// matrix, whose states alone fill the bound, waits for copies that nothing hides.
 //
 // Deterministic.
 class ManagedPace {
@@ -57,9 +58,9 @@ class ManagedPace {
 
   std::uint64_t device_bytes_;
   std::vector<std::size_t> asked_earlier_;  // for each use, by how many operations
-  EachPhase<std::size_t> operations_{};     // in a period
-  std::vector<Event> before_;               // until a period is as the next
-  std::vector<Event> period_;
+  EachPhase<std::size_t> operations_{};     // in periods_
+  std::vector<Event> before_;               // in periods that do not count
+  std::vector<Event> periods_;              // in those whose mean is the result
 };
 
 }  // namespace ebb

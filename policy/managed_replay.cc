@@ -32,6 +32,12 @@ void ManagedReplay::use(std::size_t i, Observer& observer) {
   const ManagedUse& use = uses_[i];
   if (i == 0 || use.operation != uses_[i - 1].operation) {
     ++operations_;
+    for (const auto& [next, item] : in_use_) {
+      if (const auto there = there_.find(item); there != there_.end() && there->second.next == next) {
+        order_.emplace(next, item);
+      }
+    }
+    in_use_.clear();
     observer.begin_operation(use);
   }
   const auto known = there_.find(use.item);
@@ -49,7 +55,7 @@ void ManagedReplay::use(std::size_t i, Observer& observer) {
   }
   const Place next = begin_ + i + next_[i];
   there_.insert_or_assign(use.item, There{use.bytes, next, operations_ - 1, written});
-  order_.emplace(next, use.item);
+  in_use_.emplace_back(next, use.item);
   held_ += use.bytes;
   observer.hold(use.phase, use.phase, held_);
   if (uses_[(i + next_[i]) % uses_.size()].is_new) {  // this was the storage's last use
@@ -59,15 +65,10 @@ void ManagedReplay::use(std::size_t i, Observer& observer) {
 }
 
 void ManagedReplay::make_room(const ManagedUse& use, Observer& observer) {
-  for (auto last = order_.rbegin(); held_ + use.bytes > limit_ && last != order_.rend();) {
-    const auto leaves = there_.find(last->second);
-    if (leaves->second.operation == operations_ - 1) {
-      ++last;
-      continue;
-    }
+  while (held_ + use.bytes > limit_ && !order_.empty()) {
+    const auto leaves = there_.find(order_.rbegin()->second);
     observer.leave(use, leaves->second.bytes, leaves->second.written, leaves->second.operation);
     forget(leaves);
-    last = order_.rbegin();
   }
 }
 

@@ -16,6 +16,8 @@ namespace ebb {
 // device; the storages of one operation are there at once, whatever the limit is. Belady's rule decides what leaves:
 // what is used last of all. Source of the rule: L. A. Belady, "A study of replacement algorithms for a virtual-storage
 // computer", IBM Systems Journal 5 (2), 1966.
+//
+// `uses` outlives the object, and observers are given references to its elements.
 class ManagedReplay {
  public:
   // Is told what happens, in order. Operations are counted from the first period's first, which is 0.
@@ -62,7 +64,8 @@ class ManagedReplay {
   const std::uint64_t limit_;
   const std::vector<std::size_t> next_;  // how many uses later the same item is used next
   std::unordered_map<std::uint32_t, There> there_;
-  std::set<std::pair<Place, std::uint32_t>> order_;  // by next use
+  std::set<std::pair<Place, std::uint32_t>> order_;      // by next use: what may leave
+  std::vector<std::pair<Place, std::uint32_t>> in_use_;  // of the present operation, which may not
   std::uint64_t held_ = 0;
   Place begin_ = 0;             // of the period
   std::size_t operations_ = 0;  // that have begun

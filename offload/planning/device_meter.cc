@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <mutex>
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -10,8 +9,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
-
-#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -68,19 +65,18 @@ DeviceHeadroom cuda_headroom(c10::Device device) {
   const std::uint64_t reserved = now(stats.reserved_bytes);
   const std::uint64_t more = not_taken_bytes(device, reserved);
   const std::uint64_t holes = uses_expandable_segments() ? 0 : now(stats.inactive_split_bytes);
-  return {in_use, more + reserved - in_use, more + reserved - std::min(reserved, now(stats.active_bytes) + holes)};
+  return {.in_use_bytes = in_use,
+          .free_bytes = more + reserved - in_use,
+          .untaken_bytes = more,
+          .unsplit_bytes = more + reserved - std::min(reserved, now(stats.active_bytes) + holes)};
 }
 
 std::uint64_t cuda_unsplit_bytes_by_pages(c10::Device device) {
-  static Mutex mutex;
-  const std::unique_lock lock(mutex, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    return cuda_headroom(device).unsplit_bytes;
-  }
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   std::uint64_t bytes = not_taken_bytes(device, now(stats.reserved_bytes));
   for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot({0, 0}, /*include_traces=*/false).segments) {
-    if (segment.device == device.index()) {
+    const bool is_private = segment.owner_private_pool_id != c10::MempoolId_t{0, 0};  // a CUDA graph's
+    if (segment.device == device.index() && !is_private) {
       bytes += unused_page_bytes(segment);
     }
   }

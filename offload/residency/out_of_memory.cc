@@ -4,9 +4,13 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -62,10 +66,24 @@ class Served {
 // The largest request that each device has granted since request sizes are learnt.
 std::array<std::atomic<std::uint64_t>, C10_COMPILE_TIME_MAX_GPUS> largest_granted_bytes;
 
+// Called under the allocator's lock, for each event of a block.
 void note_granted_request(const c10::CachingDeviceAllocator::TraceEntry& entry) {
-  if (entry.action_ == c10::CachingDeviceAllocator::TraceEntry::ALLOC) {
-    raise_to(largest_granted_bytes.at(static_cast<std::size_t>(entry.device_)), entry.size_);
+  const auto device = static_cast<std::size_t>(entry.device_);
+  const bool is_request = entry.action_ == c10::CachingDeviceAllocator::TraceEntry::ALLOC &&
+                          entry.mempool_ == c10::MempoolId_t{0, 0};  // not of a CUDA graph's pool
+  if (is_request && device < largest_granted_bytes.size()) {
+    raise_to(largest_granted_bytes[device], entry.size_);
   }
+}
+
+// Whether the process has been granted memory on this device alone, since request sizes are learnt.
+bool is_only_device_in_use(c10::Device device) {
+  for (std::size_t i = 0; i < largest_granted_bytes.size(); ++i) {
+    if ((largest_granted_bytes[i] > 0) != (i == static_cast<std::size_t>(device.index()))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*total*/, std::size_t /*free*/) {
@@ -84,10 +102,36 @@ void note_failed_request(std::int64_t index, std::size_t bytes, std::size_t /*to
   }
 }
 
-// How many bytes must be let go so that the device can give `reserve` bytes to one request.
+// How many bytes must be let go so that the device can give `reserve` bytes to one request. Called under the
+// allocator's lock of this device, which may be waited for by a thread with another's: see
+// cuda_unsplit_bytes_by_pages().
 std::uint64_t bytes_short_of(std::uint64_t reserve, c10::Device device) {
-  const std::uint64_t bytes = bytes_short(cuda_headroom(device).unsplit_bytes, reserve);
-  return bytes > 0 || !uses_expandable_segments() ? bytes : bytes_short(cuda_unsplit_bytes_by_pages(device), reserve);
+  const DeviceHeadroom headroom = cuda_headroom(device);
+  const std::uint64_t bytes = bytes_short(headroom.unsplit_bytes, reserve);
+  const bool is_known = bytes > 0 || bytes_short(headroom.untaken_bytes, reserve) == 0;
+  if (is_known || !uses_expandable_segments() || !is_only_device_in_use(device)) {
+    return bytes;
+  }
+  return bytes_short(cuda_unsplit_bytes_by_pages(device), reserve);
+}
+
+// The largest request for which the device is to be held ready.
+std::uint64_t reserve_for(const std::vector<std::shared_ptr<Residency>>& offloaders, c10::Device device) {
+  std::uint64_t expected = 0;
+  std::uint64_t evictable = 0;
+  bool manages = false;
+  for (const std::shared_ptr<Residency>& residency : offloaders) {
+    expected = std::max(expected, residency->ledger().largest_request_bytes());
+    evictable += residency->evictable_bytes();
+    manages = manages || residency->has_holders();
+  }
+  std::atomic<std::uint64_t>& granted = largest_granted_bytes.at(static_cast<std::size_t>(device.index()));
+  if (!manages) {
+    granted = std::min<std::uint64_t>(granted, 1);  // of storages that nobody manages any more
+  }
+  // More than all that ebb holds cannot be had.
+  return granted <= cuda_headroom(device).unsplit_bytes + evictable ? std::max<std::uint64_t>(expected, granted)
+                                                                    : expected;
 }
 
 // Has the offloaders on the current device let go of memory. Returns whether any memory was let go.
@@ -97,10 +141,7 @@ bool make_room() {
   if (offloaders.empty() || c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
     return false;
   }
-  std::uint64_t reserve = largest_granted_bytes.at(static_cast<std::size_t>(device.index()));
-  for (const std::shared_ptr<Residency>& residency : offloaders) {
-    reserve = std::max(reserve, residency->ledger().largest_request_bytes());
-  }
+  const std::uint64_t reserve = reserve_for(offloaders, device);
   bool some = false;
   for (const std::shared_ptr<Residency>& residency : offloaders) {
     // Memory that was let go may lie in holes beside memory in use, which serve no large request. So the headroom is
@@ -138,6 +179,20 @@ REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
 }  // namespace c10
 
 namespace ebb {
+namespace {
+
+// LibTorch's own allocator, ready to be listened to; null for others (cudaMallocAsync and the user's), which never ask.
+c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator_that_asks() {
+  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
+  if (allocator->name() != "native") {
+    return nullptr;
+  }
+  static std::once_flag once;
+  std::call_once(once, [allocator] { allocator->init(c10::cuda::device_count()); });  // else devices report nothing
+  return allocator;
+}
+
+}  // namespace
 
 std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
   constexpr std::uint64_t kSmallest = 20 << 20;  // the segment that LibTorch takes for a request of 1 to 10 MiB
@@ -147,28 +202,18 @@ std::uint64_t bytes_short(std::uint64_t room, std::uint64_t reserve) {
 }
 
 void serve_when_out_of_memory(const std::shared_ptr<Residency>& residency) {
-  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
-  if (allocator->name() != "native") {  // cudaMallocAsync and allocators of the user's never ask
-    return;
+  if (auto* const allocator = allocator_that_asks()) {
+    static std::once_flag once;
+    std::call_once(once, [allocator] { allocator->attachOutOfMemoryObserver(&note_failed_request); });
+    Served::all().add(residency);
   }
-  static std::once_flag once;
-  std::call_once(once, [allocator] {
-    allocator->init(c10::cuda::device_count());  // a device that is not initialised yet reports nothing
-    allocator->attachOutOfMemoryObserver(&note_failed_request);
-  });
-  Served::all().add(residency);
 }
 
 void learn_request_sizes() {
-  auto* const allocator = c10::cuda::CUDACachingAllocator::get();
-  if (allocator->name() != "native") {
-    return;
+  if (auto* const allocator = allocator_that_asks()) {
+    static std::once_flag once;
+    std::call_once(once, [allocator] { allocator->attachAllocatorTraceTracker(&note_granted_request); });
   }
-  static std::once_flag once;
-  std::call_once(once, [allocator] {
-    allocator->init(c10::cuda::device_count());
-    allocator->attachAllocatorTraceTracker(&note_granted_request);
-  });
 }
 
 }  // namespace ebb

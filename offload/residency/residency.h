@@ -65,6 +65,7 @@ class Residency {
 
   // From now on evict() asks the holder, too, as long as the holder lives.
   void add_holder(std::weak_ptr<DeviceHolder> holder);
+  [[nodiscard]] bool has_holders() { return !holders().empty(); }
 
   // How many bytes of device memory evict() could let go at most: those of saved storages and of the holders.
   [[nodiscard]] std::uint64_t evictable_bytes();

@@ -182,7 +182,7 @@ void Runtime::check_window(std::uint64_t bytes) const {
 
 std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
   if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
-    learn_request_sizes();
+    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
   }
   const MutexLock lock(managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed_.lock();

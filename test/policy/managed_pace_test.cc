@@ -1,6 +1,7 @@
 #include "policy/managed_pace.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -59,11 +60,24 @@ TEST_CASE("An operation gets all of its storages, and later ones the bound") {
   CHECK(forward_ms(uses, room, 10) == 2 * (20 + 5));
 }
 
-TEST_CASE("A storage made in an operation is not fetched, and leaves its room when it ends") {
-  std::vector<ManagedUse> uses = one_after_another(2);
-  uses.push_back({.item = 2, .operation = 2, .bytes = 10, .phase = Phase::kForward, .written = true, .is_new = true});
-  const ManagedRoom room{.device_bytes = 30, .stay_bytes = 30, .ahead_bytes = 10};
-  CHECK(forward_ms(uses, room, 9) == 9);
+TEST_CASE("A storage made in an operation is not fetched, and its room is free when its last operation has ended") {
+  const std::vector<ManagedUse> uses{{.item = 0, .operation = 0, .bytes = 10},
+                                     {.item = 2, .operation = 0, .bytes = 10, .written = true, .is_new = true},
+                                     {.item = 2, .operation = 1, .bytes = 10},
+                                     {.item = 1, .operation = 2, .bytes = 10}};
+  CHECK(forward_ms(uses, {.device_bytes = 30, .stay_bytes = 30, .ahead_bytes = 10}, 9) == 9);
+  // 0 stays. 1 is asked for when the second operation begins, and gets the made storage's room when that has ended.
+  CHECK(forward_ms(uses, {.device_bytes = 20, .stay_bytes = 20, .ahead_bytes = 10}, 9) == 9 + 10);
+}
+
+TEST_CASE("A storage that is used again is asked for once") {
+  // 0 is used three times before 1 is. Within 20 bytes ahead 1 is asked for before the first of these, and arrives
+  // while they run. 0 makes room for 1 after its last use, and is on its way for 10 ms, of which 1's operation hides 5.
+  std::vector<ManagedUse> uses;
+  for (const std::uint32_t item : {0U, 0U, 0U, 1U}) {
+    uses.push_back({.item = item, .operation = static_cast<std::uint32_t>(uses.size()), .bytes = 10});
+  }
+  CHECK(forward_ms(uses, {.device_bytes = 20, .stay_bytes = 10, .ahead_bytes = 20}, 20) == 20 + 5);
 }
 
 TEST_CASE("No uses leave each phase its compute") {
@@ -95,13 +109,15 @@ TEST_CASE("Random periods last at least as long as their compute and as each lan
     INFO("round " << round);
     double sum = 0;
     std::uint64_t in = 0;
+    std::uint64_t out = 0;
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
-      CHECK(phases[phase] >= compute_ms[phase]);
+      CHECK(phases[phase] >= compute_ms[phase] - 1e-9);
       sum += phases[phase];
       in += traffic.in[phase].bytes;
+      out += traffic.out[phase].bytes;
     }
-    // The lane may have carried some of the period's copies in the period before.
-    CHECK(sum + static_cast<double>(bound) >= static_cast<double>(in));
+    // The result is the mean of four periods, and a lane may have as much as the bound to carry before or after.
+    CHECK(4 * sum + static_cast<double>(bound) >= static_cast<double>(4 * std::max(in, out)));
     const EachPhase<double> slower =
         pace.phases_ms(compute_ms, {.out_bytes_per_ms = 0.5, .in_bytes_per_ms = 0.5, .ms_per_copy = 0});
     CHECK(slower[0] + slower[1] + slower[2] >= sum - 1e-9);

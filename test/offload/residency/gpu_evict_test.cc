@@ -65,11 +65,14 @@ class Expandable {
     c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   }
   ~Expandable() {
-    c10::CachingAllocator::setAllocatorSettings("expandable_segments:False");
+    c10::CachingAllocator::setAllocatorSettings(was_ ? "expandable_segments:True" : "expandable_segments:False");
     c10::cuda::CUDACachingAllocator::emptyCache();
   }
   Expandable(const Expandable&) = delete;
   Expandable& operator=(const Expandable&) = delete;
+
+ private:
+  const bool was_ = c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
 };
 
 // What it saves is most of what it takes: all layers share a weight.
