@@ -83,9 +83,11 @@ class Offloader {
   // so a model may be larger than the GPU's memory. Buffers stay where they are.
   //
   // The tensors must be dense, and on the offloader's device or in CPU memory: otherwise throws std::invalid_argument.
-  // Throws c10::Error where there is no room for their bytes, or where another offloader manages a storage; the tensors
-  // before it are then managed. An offloader that is switched off moves parameters, too, and then has no effect. A
-  // module is a torch::nn::Module, or anything else that has named_parameters().
+  // Throws c10::Error where there is no room for their bytes, or where another offloader manages a storage, or has done
+  // so until that offloader's end; the tensors before it are then managed. What such storages have at home is let go of
+  // when they have ended and an offloader is made or ends, or stats() is called. An offloader that is switched off
+  // moves parameters, too, and then has no effect. A module is a torch::nn::Module, or anything else that has
+  // named_parameters().
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
   void manage(const Module& module, const Parameters& how) {

@@ -107,6 +107,7 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   } else if (options.policy == nullptr) {
     options.policy = minimum_size(kDefaultMinimumBytes);
   }
+  forget_ended_storages();  // of offloaders that have ended before their tensors: their homes are free for this one
   install_engine();
   keep_log_alive();
   const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();

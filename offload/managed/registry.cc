@@ -79,7 +79,11 @@ bool Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<Man
   Entry entry{storage.getWeakStorageImpl(), set};
   const auto known = entries_.find(storage.unsafeGetStorageImpl());
   if (known != entries_.end()) {
-    TORCH_CHECK(known->second.set == set, "ebb: another offloader manages this storage already");
+    TORCH_CHECK(
+        known->second.set == set,
+        "ebb: another offloader manages this storage already, or has done so until the offloader's end: a storage "
+        "stays where it was managed first. New memory can be managed: parameter.data = "
+        "parameter.detach().clone() (set_data in C++)");
     if (known->second.resident || !known->second.managed.expired()) {
       return true;
     }

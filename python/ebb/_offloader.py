@@ -267,8 +267,9 @@ class Offloader:
         where they are: model.to(offloader.device) moves those in CPU memory.
 
         Raises ValueError for what is not dense or on another device, and where neither device_bytes nor a budget says how
-        much may be on the device. Raises RuntimeError where there is no room, or where another offloader manages a
-        tensor.
+        much may be on the device. Raises RuntimeError where there is no room, with the tensors before managed, or where
+        another offloader manages a tensor: what is managed stays so when its offloader ends. A parameter gets memory
+        that another offloader may manage by parameter.data = parameter.detach().clone().
         """
         if isinstance(what, torch.nn.Module):
             named = what.named_parameters()

@@ -322,5 +322,26 @@ TEST_CASE("a managed storage whose copy home fails stays on the device, and noth
   CHECK(offloader.stats().managed_on_device.now_bytes >= kBytes);
 }
 
+TEST_CASE("a new offloader ends what one that has ended has left of tensors that have ended since", "[managed]") {
+  std::weak_ptr<SimulatedTier> old;
+  at::Tensor tensor = at::ones({64});
+  {
+    const std::shared_ptr<SimulatedTier> tier = make_tier(late());
+    old = tier;
+    const std::unique_ptr<Offloader> offloader = make_offloader(late(), tier);
+    offloader->manage(std::vector<at::Tensor>{tensor}, within(0));
+  }
+  CHECK(at::equal(tensor, at::ones({64})));
+  const std::unique_ptr<Offloader> beside = make_offloader(late(), make_tier(late()));
+  CHECK_FALSE(old.expired());
+  CHECK_THROWS_WITH(beside->manage(std::vector<at::Tensor>{tensor}, within(0)),
+                    Catch::Contains("managed first") && Catch::Contains("clone()"));
+  tensor.set_data(tensor.detach().clone());
+  CHECK_NOTHROW(beside->manage(std::vector<at::Tensor>{tensor}, within(0)));
+  CHECK(at::equal(tensor, at::ones({64})));
+  const std::unique_ptr<Offloader> next = make_offloader(late(), make_tier(late()));
+  CHECK(old.expired());
+}
+
 }  // namespace
 }  // namespace ebb
