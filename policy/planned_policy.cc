@@ -66,6 +66,7 @@ void PlannedPolicy::begin_step() {
     wanted_ = seen_;
     patience_ = kPatience;
   }
+  keep_to_host_limit();
   recording_ = !too_long_ && (!any_plan() || (patience_ > 0 && !has_plan(wanted_)));
   too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
@@ -146,6 +147,29 @@ void PlannedPolicy::forget_plans() {
   following_ = nullptr;
   known_.clear();
   recorded_.clear();
+}
+
+void PlannedPolicy::limit_host(std::uint64_t bytes) {
+  if (bytes < host_bytes_) {
+    host_bytes_ = bytes;
+    host_limit_is_new_ = true;
+  }
+}
+
+void PlannedPolicy::keep_to_host_limit() {
+  if (!std::exchange(host_limit_is_new_, false)) {
+    return;
+  }
+  for (Known& known : known_) {
+    if (!planned(known) || known.plan->predicted.offloaded_bytes <= host_bytes_) {
+      continue;
+    }
+    Known within = known;
+    make_plan_of(within);
+    if (within.plan->fits) {
+      known = std::move(within);
+    }
+  }
 }
 
 LinkRates PlannedPolicy::rates(const Known& known) const { return slower(rates_, known.copy_slowdown); }

@@ -39,8 +39,8 @@ class PlannedPolicy final : public Policy {
   static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
   static constexpr int kMemoryCorrections = 4;  // and for taking more than its budget
 
-  // `host_bytes`: the most bytes that may be offloaded at once. Storages of fewer than `least_bytes` are kept, and
-  // count as other memory in the plan.
+  // `host_bytes`: the most bytes that may be offloaded at once, unless limit_host() tells of fewer. Storages of fewer
+  // than `least_bytes` are kept, and count as other memory in the plan.
   PlannedPolicy(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
                 std::uint64_t least_bytes = kDefaultMinimumBytes);
 
@@ -68,6 +68,11 @@ class PlannedPolicy final : public Policy {
 
   // Forgets all plans and records. The present step goes on as one with a new signature.
   void forget_plans();
+
+  // Notes that there was no room for more than so many offloaded bytes, managed tensors' homes not counted. From the
+  // next step on, plans that would offload more are made again within the lower limit, but for those that would not
+  // fit.
+  void limit_host(std::uint64_t bytes);
 
   // What a step that followed a plan took.
   struct Measured {
@@ -116,6 +121,7 @@ class PlannedPolicy final : public Policy {
 
  private:
   void make_plan_of(Known& known) const;
+  void keep_to_host_limit();
   [[nodiscard]] bool correct_times(Known& known, const Measured& measured) const;
   [[nodiscard]] std::uint64_t bytes_over_prediction(const Known& known, std::uint64_t peak_bytes) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
@@ -127,7 +133,8 @@ class PlannedPolicy final : public Policy {
   void forget_step();
 
   const Goal goal_;
-  const std::uint64_t host_bytes_;
+  std::uint64_t host_bytes_;
+  bool host_limit_is_new_ = false;
   const LinkRates rates_;
   const std::uint64_t least_bytes_;
 

@@ -15,7 +15,7 @@ struct StorageRecord {
   std::uint64_t bytes = 0;
   double saved_ms = 0;  // the bytes are complete, and a copy out may start
   double idle_ms = 0;   // the forward pass lets go of the storage, at needed_ms at the latest; until then it is part of
-                        // the other memory. A value before saved_ms counts as saved_ms
+                       // the other memory. A value before saved_ms counts as saved_ms; without other memory, it is that
   double needed_ms = 0;           // backward first asks for the storage
   double released_ms = 0;         // the storage's last save ends; at least needed_ms
   std::uint64_t other_bytes = 0;  // the other memory at needed_ms, before backward goes on

@@ -473,6 +473,15 @@ void ManagedSet::add_to(Stats& stats) {
   }
 }
 
+std::uint64_t ManagedSet::home_bytes() {
+  const MutexLock lock(mutex_);
+  std::uint64_t bytes = 0;
+  for (const Stored& each : storages_) {
+    bytes += each == nullptr ? 0 : each->bytes();
+  }
+  return bytes;
+}
+
 void ManagedSet::reset_stats() {
   gauges_.on_device.reset_peak();
   resident_.reset_peak();

@@ -108,6 +108,9 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
   void drain() noexcept { wait_for_leaving(0); }
 
+  // The bytes of all homes.
+  [[nodiscard]] std::uint64_t home_bytes();
+
   // The bytes on the device.
   [[nodiscard]] std::uint64_t held_bytes() const override { return gauges_.on_device.now_bytes(); }
 

@@ -120,9 +120,8 @@ void PlanLifecycle::warn_if_over_budget() {
 }
 
 std::optional<std::uint64_t> PlanLifecycle::first_managed_bytes() const {
-  constexpr std::uint64_t kPart = 4;
   const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
-  return budget == nullptr ? std::nullopt : std::optional(budget->bytes / kPart);
+  return budget == nullptr ? std::nullopt : std::optional(budget->bytes / first_part_);
 }
 
 std::optional<PlanReport> PlanLifecycle::report() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -49,9 +50,15 @@ class PlanLifecycle {
   // Takes the record of a step that is over. `plan`: the plan that the step followed; null for none.
   void learn(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record);
 
-  // The bound for managed storages in a step that follows no plan: a quarter of the budget. nullopt where the goal is
-  // not in bytes.
+  // The bound for managed storages in a step that follows no plan: a quarter of the budget, or less after
+  // first_bound_was_too_high(). nullopt where the goal is not in bytes.
   [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const;
+
+  // Halves that bound, a few times at most: a step that was to be recorded found the device full, and gave no record.
+  void first_bound_was_too_high() { first_part_ = std::min(2 * first_part_, kSmallestFirstPart); }
+
+  // As PlannedPolicy::limit_host.
+  void limit_host(std::uint64_t bytes) { policy_->limit_host(bytes); }
 
   // Has steps recorded and planned anew.
   void forget_plans() { policy_->forget_plans(); }
@@ -81,7 +88,9 @@ class PlanLifecycle {
   const Unmet unmet_;
   bool warned_ = false;
   bool warned_of_long_step_ = false;
-  int unrecorded_ = 0;  // steps in a row that were to be recorded and gave no record
+  static constexpr std::uint64_t kSmallestFirstPart = 64;
+  std::uint64_t first_part_ = 4;  // of the budget
+  int unrecorded_ = 0;            // steps in a row that were to be recorded and gave no record
   Measured measured_;
 };
 

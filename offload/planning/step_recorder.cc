@@ -319,7 +319,7 @@ StepRecord StepRecorder::record() const {
         result.storages[mark.index].saved_ms = ms;
         break;
       case What::kIdle:
-        result.storages[mark.index].idle_ms = ms_before;
+        result.storages[mark.index].idle_ms = meter_ ? ms_before : result.storages[mark.index].saved_ms;
         break;
       case What::kNeeded:
         result.storages[mark.index].needed_ms = ms;

@@ -31,7 +31,8 @@ namespace ebb {
 // Memory that is in use inside of pauses is not part of the other memory; the memory that a recipe takes there for
 // itself is StorageRecord::recompute_bytes. The moment at which the forward pass lets go of a storage shows at the next
 // mark only, and the peak between two marks may have been before or after that moment. So the storage is taken to be
-// let go of at the earlier mark, and counts twice until the later one.
+// let go of at the earlier mark, and counts twice until the later one. Without a meter there is no other memory, and a
+// storage counts from its save on.
 //
 // Note [Steps that never end]
 // While one save lives, thousands of forward passes may run without a backward, all in the step that the save belongs
@@ -90,6 +91,9 @@ class StepRecorder {
   // effect.
   void disturb() noexcept { disturbed_ = true; }
 
+  // Whether the device has had no memory left since the recorder was made.
+  [[nodiscard]] bool met_eviction() const { return account_->evictions != evictions_before_; }
+
   // The time from the first mark to the last, and the most device memory in use. Called after finish().
   [[nodiscard]] StepCost cost() const;
 
@@ -138,7 +142,7 @@ class StepRecorder {
     bool released = false;
   };
 
-  [[nodiscard]] bool disturbed() const { return disturbed_ || account_->evictions != evictions_before_; }
+  [[nodiscard]] bool disturbed() const { return disturbed_ || met_eviction(); }
   void give_up_locked() noexcept EBB_REQUIRES(mutex_);
   void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept EBB_EXCLUDES(mutex_);
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes)

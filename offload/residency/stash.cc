@@ -15,9 +15,8 @@ Stash::~Stash() {
 
 void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,
                  std::uint64_t limit_bytes) {
-  sweep();
   const std::uint64_t bytes = source.nbytes();
-  shrink_to(limit_bytes - std::min(bytes, limit_bytes));
+  make_room(bytes, limit_bytes);
   Entry entry{0, std::move(on_device), gauge_.hold(bytes), std::move(source), std::move(left), stream};
   try {
     const MutexLock lock(mutex_);
@@ -30,6 +29,11 @@ void Stash::hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, T
   if (bytes > limit_bytes) {
     shrink_to(limit_bytes);
   }
+}
+
+void Stash::make_room(std::uint64_t bytes, std::uint64_t limit_bytes) noexcept {
+  sweep();
+  shrink_to(limit_bytes - std::min(bytes, limit_bytes));
 }
 
 void Stash::sweep() noexcept {

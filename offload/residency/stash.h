@@ -26,7 +26,10 @@ class Stash {
   Stash(const Stash&) = delete;
   Stash& operator=(const Stash&) = delete;
 
-  // Lets go of the oldest sources until `source` fits within the limit, then holds `source` until its copy out `left`
+  // Lets go of the oldest sources until a source of so many bytes fits within the limit.
+  void make_room(std::uint64_t bytes, std::uint64_t limit_bytes) noexcept;
+
+  // Makes room for `source`, then holds `source` until its copy out `left`
   // is done or `stream`, whose memory the source is, has waited for the copy. For a source larger than the limit the
   // stream waits at once.
   void hold(c10::Storage source, std::shared_ptr<Gauge::Lease> on_device, Ticket left, c10::Stream stream,

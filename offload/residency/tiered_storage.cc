@@ -34,7 +34,7 @@ TieredStorage::TieredStorage(std::shared_ptr<Residency> residency, c10::Storage 
       source_identity_(source.unsafeGetStorageImpl()),
       source_data_(source.data()),
       resident_(std::move(source)),
-      on_device_(std::make_shared<Gauge::Lease>(residency_->ledger().on_device().hold(bytes_))),
+      on_device_(std::make_shared<Gauge::Lease>()),
       source_lease_(on_device_) {}
 
 TieredStorage::~TieredStorage() {
@@ -43,6 +43,14 @@ TieredStorage::~TieredStorage() {
   }
   if (evictable_) {
     residency_->eviction_queue().remove(*evictable_);
+  }
+}
+
+void TieredStorage::count_source() {
+  Gauge::Lease lease = residency_->ledger().on_device().hold(bytes_);
+  const MutexLock lock(mutex_);
+  if (on_device_ != nullptr) {
+    std::swap(*on_device_, lease);
   }
 }
 
@@ -98,7 +106,10 @@ void TieredStorage::offload(Block block, c10::Stream stream) {
     leaving = start_out_locked(std::move(block), stream, Leaves::kAtItsSave);
   }
   residency_->ledger().count_offloaded(bytes_);
-  into_stash(std::move(leaving), stream, stash_limit_bytes());
+  const std::uint64_t limit_bytes = stash_limit_bytes();
+  residency_->stash().make_room(bytes_, limit_bytes);
+  *leaving.on_device = residency_->ledger().on_device().hold(bytes_);
+  into_stash(std::move(leaving), stream, limit_bytes);
 }
 
 TieredStorage::Leaving TieredStorage::start_out_locked(Block block, c10::Stream stream, Leaves when) {

@@ -59,6 +59,9 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   // Lives while ebb refers to the source: resident or in the stash, and from there restored or lent.
   [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
 
+  // Counts the source of a storage that stays as held on the device. offload() counts it, too, once the stash has room.
+  void count_source();
+
   // Whether the program has resized the source, or given it other memory, while the source was held here. A recipe's
   // inputs must be as they were saved.
   [[nodiscard]] bool source_has_changed();

@@ -51,8 +51,8 @@ class Decider {
   // How the bytes of a save count that is too small for the policy to be asked about.
   [[nodiscard]] virtual DeviceAccount::Held::What passed_through() const = 0;
 
-  // Says that no block was free for a storage that was to be offloaded.
-  virtual void found_no_room(SavedStep& step, std::uint64_t bytes) = 0;
+  // Says that no block was free for a storage of so many bytes that was to be offloaded, while `offloaded_bytes` were.
+  virtual void found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) = 0;
 
   // What is decided about a checkpointed region, and its place in the step.
   struct RegionsPlace {

@@ -41,7 +41,11 @@ PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLif
 
 PlanDecider::~PlanDecider() = default;
 
-void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
+void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) {
+  {
+    const MutexLock lock(policy_mutex_);
+    lifecycle_->limit_host(offloaded_bytes);
+  }
   if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
     log_warning("a plan offloads a storage of " + human_bytes(bytes) +
                 " for which host memory or disk has no room: it stays on the device, and Options::device_budget may "
@@ -50,6 +54,16 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
 }
 
 std::optional<std::uint64_t> PlanDecider::first_managed_bytes() const { return lifecycle_->first_managed_bytes(); }
+
+// A step that was to be recorded, and follows no plan, has found the device full.
+void PlanDecider::lower_first_bound(ManagedSet& managed) {
+  const MutexLock lock(policy_mutex_);
+  if (bound_by_ == nullptr) {
+    lifecycle_->first_bound_was_too_high();
+    managed.set_device_bytes(*lifecycle_->first_managed_bytes());
+    is_over_bound_ = managed.is_over_bound();
+  }
+}
 
 void PlanDecider::plans_bound_of(const std::shared_ptr<ManagedSet>& managed) {
   const MutexLock lock(policy_mutex_);
@@ -125,6 +139,8 @@ void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
     }
     const MutexLock lock(policy_mutex_);
     lifecycle_->learn(step.plan(), *recorder, *record);
+  } else if (managed != nullptr && recorder->met_eviction() && step.plan() == nullptr) {
+    lower_first_bound(*managed);
   }
 }
 

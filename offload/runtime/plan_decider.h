@@ -26,8 +26,8 @@ class PlanDecider final : public Decider {
     return DeviceAccount::Held::What::kPassedThroughBesidePlan;
   }
 
-  // Warns once that the budget may be exceeded.
-  void found_no_room(SavedStep& step, std::uint64_t bytes) override;
+  // Has later plans offload less, and warns once that the budget may be exceeded.
+  void found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) override;
 
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
                                                           SavedStep& step) override;
@@ -53,6 +53,7 @@ class PlanDecider final : public Decider {
                     const Candidate& candidate) EBB_REQUIRES(policy_mutex_) override;
   void decided(SavedStep& step, std::uint32_t ordinal) override;
   void set_bound_locked(const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(policy_mutex_);
+  void lower_first_bound(ManagedSet& managed);
   [[nodiscard]] std::shared_ptr<ManagedSet> managed();
   [[nodiscard]] ManagedSet* managed_locked() EBB_REQUIRES(policy_mutex_);
   [[nodiscard]] RegionsPlace enter_region_locked(Candidate& candidate,

@@ -1,5 +1,6 @@
 #include "offload/runtime/runtime.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -136,6 +137,7 @@ std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std:
 
 void Runtime::stay(SavedStorage& saved, KeptReason reason) {
   saved.stays();
+  saved.count_source();
   residency_.ledger().count_kept(reason, saved.bytes());
   if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
     saved.may_be_evicted(tier().current_stream());
@@ -161,16 +163,24 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   warn_if_host_memory_is_short();
   if (!block) {
     stay(*saved, KeptReason::kNoRoom);
-    decider_->found_no_room(step, bytes);
+    decider_->found_no_room(step, bytes, offloaded_bytes());
     return;
   }
   if (start == Start::kNow) {
     saved->offload(*std::move(block), tier().current_stream());
   } else {
     saved->stays();
+    saved->count_source();
     saved->defer_offload(*std::move(block), tier().current_stream());
     DeferredCopies::of_this_thread().add(saved);
   }
+}
+
+std::uint64_t Runtime::offloaded_bytes() {
+  const std::shared_ptr<ManagedSet> set = managed();
+  const std::uint64_t homes = set == nullptr ? 0 : set->home_bytes();
+  const std::uint64_t leased = tier().pool_stats().now_bytes;
+  return leased - std::min(leased, homes);
 }
 
 void Runtime::check_window(std::uint64_t bytes) const {

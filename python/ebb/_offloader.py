@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -264,7 +265,10 @@ class Offloader:
 
         Parameters in CPU memory are moved to the offloader's GPU, and parameters on the meta device get memory there,
         which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay
-        where they are: model.to(offloader.device) moves those in CPU memory.
+        where they are: model.to(offloader.device) moves those in CPU memory. Call model.to(dtype) and model.half() before:
+        they give parameters other memory, which is not managed.
+
+        Warns where no tensor is large enough to be managed.
 
         Raises ValueError for what is not dense or on another device, and where neither device_bytes nor a budget says how
         much may be on the device. Raises RuntimeError where there is no room, with the tensors before managed, or where
@@ -300,6 +304,11 @@ class Offloader:
                 # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
                 each.register_post_accumulate_grad_hook(_nothing)
             self._core.manage([each], *how)
+        if not any(each.numel() * each.element_size() >= how[2] for each in tensors):
+            warnings.warn(
+                f"ebb: manage() manages nothing: of {len(tensors)} tensors none has {how[2]} bytes or more (minimum_bytes)",
+                stacklevel=2,
+            )
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

@@ -11,7 +11,8 @@ def plot(offloader: Offloader, path: str | os.PathLike[str]) -> None:
     """Draws what the offloader has held on the device over time since its timeline was last taken, and takes that.
 
     Needs matplotlib (ImportError without), and an offloader that was made with record_timeline=True and has run
-    (ValueError otherwise). The ending of `path` says which format is written: .png, .svg or .pdf.
+    (ValueError otherwise). The ending of `path` says which format is written: .png, .svg or .pdf. Matplotlib adds
+    .png to a path without an ending.
     """
     if not isinstance(offloader, Offloader):
         raise TypeError(f"ebb: plot() got {offloader!r}, and takes an Offloader and a path")

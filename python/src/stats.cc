@@ -29,6 +29,17 @@ std::map<std::string, Count> kept_by_reason(const Stats& stats) {
   return kept;
 }
 
+std::string plan_in_a_line(const PlanReport& report) {
+  std::ostringstream text;
+  text << "<ebb.PlanReport: " << report.predicted.peak_bytes << " bytes of " << report.budget_bytes << " and "
+       << report.predicted.step_ms << " ms predicted";
+  if (report.actual) {
+    text << ", " << report.actual->peak_bytes << " bytes and " << report.actual->ms << " ms taken";
+  }
+  text << '>';
+  return text.str();
+}
+
 }  // namespace
 
 void bind_stats(py::module_& module) {
@@ -108,7 +119,8 @@ void bind_stats(py::module_& module) {
             return report.managed ? std::optional(report.managed->device_bytes) : std::nullopt;
           },
           "The bound of managed tensors on the device, where the plan sets it; else None.")
-      .def_property_readonly("storages", [](const PlanReport& report) { return report.record.storages.size(); });
+      .def_property_readonly("storages", [](const PlanReport& report) { return report.record.storages.size(); })
+      .def("__repr__", &plan_in_a_line);
 }
 
 }  // namespace ebb::python

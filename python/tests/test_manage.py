@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import os
+import warnings
 
 import pytest
 import torch
@@ -194,8 +195,17 @@ def test_some_parameters_may_be_chosen(home):
 
 def test_small_parameters_stay_by_default(home):
     model = new_model()
-    home.manage(model, device_bytes=0)
+    with pytest.warns(UserWarning, match="manages nothing"):
+        home.manage(model, device_bytes=0)
     assert model[1].weight.data_ptr() != 0
+
+
+def test_a_warning_says_that_nothing_is_managed(home):
+    with pytest.warns(UserWarning, match="of 0 tensors"):
+        home.manage([], device_bytes=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        home.manage([torch.ones(4), torch.ones(8)], device_bytes=0, minimum_bytes=32)
 
 
 def test_what_is_no_tensor_is_refused(home):

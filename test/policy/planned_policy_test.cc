@@ -172,6 +172,22 @@ TEST_CASE("a plan that was corrected for its times as often as it may be is stil
   CHECK(policy.last_plan()->corrections == PlannedPolicy::kCorrections);
 }
 
+TEST_CASE("a plan that offloads more than there was room for is made again for the next step") {
+  PlannedPolicy policy = with_room_for(75);
+  const Step four{{30}, {20}, {10}, {30}};
+  teach(policy, four);
+  REQUIRE(decided(policy, four) == std::vector{kOffload, kKeep, kKeep, kKeep});
+  const std::shared_ptr<const Plan> first = policy.plan();
+  policy.limit_host(30);
+  decided(policy, four);
+  CHECK(policy.plan() == first);  // has room
+  policy.limit_host(20);
+  CHECK(policy.plan() == first);  // the present step goes on
+  CHECK(decided(policy, four) == std::vector{kKeep, kOffload, kKeep, kKeep});
+  policy.limit_host(5);
+  CHECK(decided(policy, four) == std::vector{kKeep, kOffload, kKeep, kKeep});  // no plan would fit
+}
+
 TEST_CASE("after two records a step follows its plan") {
   PlannedPolicy policy = with_room_for(1000);
   decided(policy, kThree);

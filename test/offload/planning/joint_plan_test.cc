@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -37,7 +38,8 @@ class Model {
       : offloader_(offloader), weights_(make_weights(offloader, how)), optimizer_(weights_, {1e-3}, UpdateIn::kStep) {}
 
   // Returns the loss.
-  at::Tensor step(std::int64_t rows = 64) {
+  at::Tensor step(
+      std::int64_t rows = 64, const std::function<void()>& before_backward = [] {}) {
     at::Tensor loss;
     {
       const auto guard = Run(offloader_).guard();
@@ -47,6 +49,7 @@ class Model {
       }
       loss = x.square().mean();
     }
+    before_backward();
     torch::autograd::backward({loss});
     optimizer_.step();
     optimizer_.zero_grad();
@@ -164,6 +167,49 @@ TEST_CASE_METHOD(NoLeak, "a step of another kind gets the first bound again, unt
   CHECK(rig.stats().managed_on_device.now_bytes <= budget / 4);
   static_cast<void>(model.train(kUntilSettled));  // the first of them are recorded, to find the other kind again
   CHECK(rig.stats().managed_on_device.capacity_bytes != budget / 4);
+}
+
+TEST_CASE_METHOD(NoLeak, "a step that finds the device full before there is a plan has the first bound halved") {
+  MeteredDevice device;
+  const std::uint64_t budget = resident_peak(device);
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  Model model(&rig.offloader());
+  for (const std::uint64_t part : {4, 8, 16}) {
+    CHECK(rig.stats().managed_on_device.capacity_bytes == budget / part);
+    static_cast<void>(model.step(64, [&] { rig.offloader().evict(1); }));
+    CHECK_FALSE(rig.offloader().plan_report());
+  }
+  CHECK(rig.stats().managed_on_device.capacity_bytes == budget / 32);
+  const at::Tensor expected = Model(nullptr).train(3 + kUntilSettled).back();
+  static_cast<void>(model.train(kUntilSettled - 1));
+  check_equal({expected}, {model.train(1).back()});
+  CHECK(rig.offloader().plan_report().value().managed);
+}
+
+TEST_CASE_METHOD(NoLeak, "a plan keeps to the host memory that managed tensors leave") {
+  constexpr std::uint64_t kCapacity = 16 * kMatrix;
+  MeteredDevice device;
+  Setting setting = planned(DeviceBytes{between(device, 0.5)}, &device);
+  setting.options.device_budget_is_a_wish = true;
+  setting.options.capacity_bytes = kCapacity;
+  Rig rig(setting);
+  const auto settle = [&] {
+    for (int step = 0; step < kUntilSettled; ++step) {
+      train_step(&rig.offloader());
+    }
+    return rig.offloader().plan_report().value().predicted.offloaded_bytes;
+  };
+  const std::uint64_t before = settle();
+  REQUIRE(before > 2 * kMatrix);
+  const std::uint64_t left = before - 2 * kMatrix;
+  const at::Tensor weight = at::ones({static_cast<std::int64_t>((kCapacity - left) / sizeof(float))});
+  rig.offloader().manage({weight}, test::within(0));
+  const Tensors seen = train_step(&rig.offloader());
+  const std::uint64_t refused = rig.stats().kept_for(KeptReason::kNoRoom).tensors;
+  REQUIRE(refused > 0);
+  CHECK(settle() <= left);
+  CHECK(rig.stats().kept_for(KeptReason::kNoRoom).tensors == refused);
+  check_equal(seen, train_step(&rig.offloader()));
 }
 
 TEST_CASE_METHOD(NoLeak, "a bound that the program sets stays beside a budget") {

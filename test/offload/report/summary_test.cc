@@ -49,6 +49,14 @@ TEST_CASE("a summary has the peak, what it would have been, what moved, and what
   CHECK_THAT(text, !Contains("\n"));
 }
 
+TEST_CASE("where no policy was asked a summary counts no steps") {
+  Stats stats;
+  CHECK_THAT(summary(stats), Contains("nothing") && !Contains("steps"));
+  stats.saved = {3, 5 * kMiB};
+  stats.saved_on_device.peak_bytes = 5 * kMiB;
+  CHECK_THAT(summary(stats), Contains("5.0 MiB") && Contains("none was one that may leave") && !Contains("steps"));
+}
+
 TEST_CASE("where nothing left the device a summary says so") {
   CHECK_THAT(summary(with(100, 0)), Contains("100.0 MiB") && Contains("none left"));
 }
