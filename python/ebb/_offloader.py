@@ -247,7 +247,7 @@ class Offloader:
         what: a module, of which the parameters are managed, a tensor or tensors.
         device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs. None: the
             plan for the offloader's device_budget, which has to be in bytes or a share of free memory, decides about these
-            tensors together with what autograd saves; until there is a plan, a quarter of the budget.
+            tensors together with what autograd saves; until there is a plan, a quarter of the budget or less.
         resident_bytes: so many bytes of parameters, in their order, and then of the optimizer's states stay on the device for
             good, beside device_bytes, and take no host memory.
         prefetch_bytes: how far ahead to fetch; None: half of device_bytes, and at most 2 GB.
