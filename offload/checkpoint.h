@@ -23,7 +23,7 @@ namespace ebb {
 //
 // Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region
 // whether its function runs a second time. Where the plan keeps the region's saves on the device, the function runs
-// once.
+// once. Without a plan, Stats::saved_on_device does not count what the second run saves.
 //
 // Regions may nest in each other and with guards, may be unpacked in any order and more than once (retain_graph), and
 // may be differentiated twice. Every save inside a region belongs to the region, whatever guards the function enters.

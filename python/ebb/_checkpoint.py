@@ -16,7 +16,8 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
 
     Backward runs the function once more, just before it first needs what that saved. The inputs are saved as any tensor
     is, so under an Offloader's guard they move. Under one with a budget, the plan decides whether the function is run
-    again. Gradients are those of plain autograd, bit for bit.
+    again; without one, stats().saved_on_device does not count what the second run saves. Gradients are those of plain
+    autograd, bit for bit.
 
     With early_stop, the second run is left at the last save that backward can ask for, by ebb.EndOfRegion, which is no
     Exception: what comes behind, such as a block's last matrix product, does not run again. That is for functions that

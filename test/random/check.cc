@@ -106,8 +106,8 @@ bool refills_are_refused(const Case& tested, const Difference& found, c10::Devic
   const Outcome expected = run(without->program, Ground{device, {}, {}});
   Rig rig(without->setting, device, {});
   for (int pass = 0; pass < without->setting.passes; ++pass) {
-    const auto different = first_difference(
-        expected, run(without->program, Ground{device, rig.offloaders(), without->setting.managed_bytes}));
+    const auto different =
+        first_difference(expected, run(without->program, Ground{device, rig.offloaders(), without->setting.managed}));
     if (different && different->error == found.error) {
       return false;
     }
@@ -175,7 +175,7 @@ Verdict check(const Case& tested, c10::Device device, const WrapTier& wrap) {
   Found found;
   try {
     Rig rig(tested.setting, device, wrap);
-    found = run_passes(tested, Ground{device, rig.offloaders(), tested.setting.managed_bytes}, rig, expected, lets_go);
+    found = run_passes(tested, Ground{device, rig.offloaders(), tested.setting.managed}, rig, expected, lets_go);
     verdict.tally = tally_of(rig.stats());
   } catch (const std::exception& error) {
     found.other = std::string("thrown by the offloader: ") + error.what();

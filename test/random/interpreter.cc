@@ -4,6 +4,7 @@
 #include <exception>
 #include <iterator>
 #include <ranges>
+#include <stdexcept>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -250,15 +251,18 @@ at::Tensor Interpreter::make(const Instruction& line) {
 }
 
 void Interpreter::manage(const at::Tensor& leaf) {
-  if (ground_.offloaders.empty() || !ground_.managed_bytes) {
+  if (ground_.offloaders.empty() || !ground_.managed) {
     return;
   }
   Parameters how;
-  how.device_bytes = *ground_.managed_bytes;
   how.minimum_bytes = 0;
+  if (!ground_.managed->by_plan) {
+    how.device_bytes = ground_.managed->device_bytes;
+  }
   try {
     ground_.offloaders.front()->manage({leaf}, how);
-  } catch (const c10::Error&) {  // no room: the leaf stays what it is
+  } catch (const std::invalid_argument&) {  // there is no such budget: the leaf stays what it is
+  } catch (const c10::Error&) {             // no room
   }
 }
 

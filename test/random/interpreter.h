@@ -14,6 +14,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "test/random/managed_leaves.h"
 #include "test/random/program.h"
 #include "test/random/record.h"
 
@@ -23,7 +24,7 @@ namespace ebb::graphs {
 struct Ground {
   c10::Device device{c10::kCPU};
   std::vector<Offloader*> offloaders;
-  std::optional<std::uint64_t> managed_bytes;  // leaves are managed by the first offloader, within so many bytes
+  std::optional<ManagedLeaves> managed;  // by the first offloader
 };
 
 // Tensors without gradients that all threads of a program may read, and save, but not write.

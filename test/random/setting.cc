@@ -147,7 +147,9 @@ Setting random_setting(Random& random, c10::Device device) {
   if (setting.policy == Choice::kPlan) {
     setting.passes += 3;
   }
-  setting.managed_bytes = random_size(random, {0, 0, 256, 4 << 10, 1 << 20}, 25);
+  if (const auto bytes = random_size(random, {0, 0, 256, 4 << 10, 1 << 20}, 25)) {
+    setting.managed = {*bytes, setting.policy == Choice::kPlan && random.percent(50)};
+  }
   return setting;
 }
 
@@ -167,7 +169,10 @@ std::string to_text(const Setting& setting) {
   print("stash", setting.stash_bytes);
   print("window", setting.window_bytes);
   print("capacity", setting.capacity_bytes);
-  print("leaves managed within", setting.managed_bytes);
+  if (setting.managed) {
+    out << ", leaves managed within "
+        << (setting.managed->by_plan ? "what a plan says" : std::to_string(setting.managed->device_bytes) + " B");
+  }
   if (setting.evict_percent > 0) {
     out << ", evicting at " << setting.evict_percent << " %";
   }

@@ -12,6 +12,7 @@
 #include "streams/simulated/simulated_device_allocator.h"
 #include "streams/simulated/simulated_queues.h"
 #include "streams/simulated/simulated_tier.h"
+#include "test/random/managed_leaves.h"
 #include "test/random/random.h"
 
 namespace ebb::graphs {
@@ -39,7 +40,7 @@ struct Setting {
   std::optional<std::uint64_t> stash_bytes;
   std::optional<std::uint64_t> window_bytes;
   std::optional<std::uint64_t> capacity_bytes;
-  std::optional<std::uint64_t> managed_bytes;  // leaves are managed, within so many bytes
+  std::optional<ManagedLeaves> managed;
   std::size_t evict_percent = 0;  // of the requests for memory on the CPU: so many evict what was kept, in part
   int passes = 1;  // the second one knows the sizes and the order; with Choice::kPlan the third one follows a plan
 };

@@ -96,7 +96,7 @@ class Shrinker {
   bool plainer_setting() {
     return plainer(&Setting::place) | plainer(&Setting::schedule) | plainer(&Setting::policy) |
            plainer(&Setting::stash_bytes) | plainer(&Setting::window_bytes) | plainer(&Setting::capacity_bytes) |
-           plainer(&Setting::managed_bytes) | plainer(&Setting::passes) | plainer(&Setting::seed) |
+           plainer(&Setting::managed) | plainer(&Setting::passes) | plainer(&Setting::seed) |
            plainer(&Setting::minimum_bytes);
   }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -15,7 +16,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/adamw.h"
-#include "offload/guard.h"
 #include "offload/parameters.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/planning/planning_rig.h"
@@ -31,29 +31,67 @@ Parameters as_planned() {
   return how;
 }
 
+Tensors with(Tensors tensors, const Tensors& more) {
+  tensors.insert(tensors.end(), more.begin(), more.end());
+  return tensors;
+}
+
 // A chain of matmuls and activations, and an optimizer.
 class Model {
  public:
   explicit Model(Offloader* offloader, const Parameters& how = as_planned())
       : offloader_(offloader), weights_(make_weights(offloader, how)), optimizer_(weights_, {1e-3}, UpdateIn::kStep) {}
 
-  // Returns the loss.
-  at::Tensor step(
-      std::int64_t rows = 64, const std::function<void()>& before_backward = [] {}) {
+  // Forward and backward. Returns the loss.
+  at::Tensor pass(
+      bool fails = false, std::int64_t rows = 64, const std::function<void()>& before_backward = [] {}) {
     at::Tensor loss;
     {
       const auto guard = Run(offloader_).guard();
-      at::Tensor x = at::arange(rows * 64, at::kFloat).view({rows, 64}).sin();
+      at::Tensor x = input(rows);
       for (const at::Tensor& weight : weights_) {
         x = at::silu(x.matmul(weight));
+        if (fails && weight.is_same(weights_[kLayers / 2])) {
+          x.register_hook([](const at::Tensor& /*gradient*/) { throw std::runtime_error("on purpose"); });
+        }
       }
       loss = x.square().mean();
     }
     before_backward();
     torch::autograd::backward({loss});
+    return loss.detach();
+  }
+
+  void update() {
     optimizer_.step();
     optimizer_.zero_grad();
-    return loss.detach();
+  }
+
+  // Returns the loss.
+  at::Tensor step(
+      std::int64_t rows = 64, const std::function<void()>& before_backward = [] {}) {
+    const at::Tensor loss = pass(/*fails=*/false, rows, before_backward);
+    update();
+    return loss;
+  }
+
+  [[nodiscard]] at::Tensor evaluate() const {
+    const at::NoGradGuard no_grad;
+    const auto guard = Run(offloader_).guard();
+    at::Tensor x = input(8);
+    for (const at::Tensor& weight : weights_) {
+      x = at::silu(x.matmul(weight));
+    }
+    return x;
+  }
+
+  // Copies.
+  [[nodiscard]] Tensors weights() const {
+    Tensors copies;
+    for (const at::Tensor& weight : weights_) {
+      copies.push_back(weight.detach().clone());
+    }
+    return copies;
   }
 
   // Losses of some steps, then the weights.
@@ -62,13 +100,12 @@ class Model {
     for (int i = 0; i < steps; ++i) {
       seen.push_back(step());
     }
-    for (const at::Tensor& weight : weights_) {
-      seen.push_back(weight.detach().clone());
-    }
-    return seen;
+    return with(std::move(seen), weights());
   }
 
  private:
+  static at::Tensor input(std::int64_t rows) { return at::arange(rows * 64, at::kFloat).view({rows, 64}).sin(); }
+
   static Tensors make_weights(Offloader* offloader, const Parameters& how) {
     at::manual_seed(1);
     Tensors weights;
@@ -212,6 +249,72 @@ TEST_CASE_METHOD(NoLeak, "a plan keeps to the host memory that managed tensors l
   check_equal(seen, train_step(&rig.offloader()));
 }
 
+TEST_CASE_METHOD(NoLeak, "gradients that accumulate over passes are planned, with plain bits") {
+  MeteredDevice device;
+  const std::uint64_t budget = 2 * resident_peak(device) / 3;
+  const auto train = [](Model&& model) {
+    constexpr int kPasses = 3;
+    Tensors seen;
+    for (int step = 0; step < kUntilSettled; ++step) {
+      for (int pass = 0; pass < kPasses; ++pass) {
+        seen.push_back(model.pass());
+      }
+      model.update();
+    }
+    return with(std::move(seen), model.weights());
+  };
+  const Tensors expected = train(Model(nullptr));
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  check_equal(expected, train(Model(&rig.offloader())));
+  CHECK(rig.offloader().plan_report().value().managed);
+}
+
+TEST_CASE_METHOD(NoLeak, "where states alone are managed, a plan decides about them, with plain bits") {
+  MeteredDevice device;
+  Rig rig(planned(DeviceBytes{9 * resident_peak(device) / 10}, &device));
+  Parameters states_alone = as_planned();
+  states_alone.weights = false;
+  states_alone.gradients = false;
+  const Tensors expected = Model(nullptr).train(kUntilSettled);
+  Model model(&rig.offloader(), states_alone);
+  check_equal(expected, model.train(kUntilSettled));
+  CHECK(rig.offloader().plan_report().value().managed);
+  CHECK(rig.stats().managed.tensors == 2 * kLayers);
+}
+
+TEST_CASE_METHOD(NoLeak, "a backward pass that fails is not planned from, and what follows has plain bits") {
+  MeteredDevice device;
+  const std::uint64_t budget = 2 * resident_peak(device) / 3;
+  const auto train = [](Model&& model) {
+    Tensors seen;
+    for (int step = 0; step < kUntilSettled; ++step) {
+      if (step % 3 != 2) {
+        CHECK_THROWS_WITH(model.pass(/*fails=*/true), Catch::Contains("on purpose"));
+      }
+      seen.push_back(model.step());
+    }
+    return with(std::move(seen), model.weights());
+  };
+  const Tensors expected = train(Model(nullptr));
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  check_equal(expected, train(Model(&rig.offloader())));
+  CHECK(rig.offloader().plan_report());
+}
+
+TEST_CASE_METHOD(NoLeak, "a model that ends, and another after it, are planned each") {
+  MeteredDevice device;
+  const std::uint64_t budget = 2 * resident_peak(device) / 3;
+  const Tensors expected = Model(nullptr).train(kUntilSettled);
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  for (int i = 0; i < 2; ++i) {
+    Model model(&rig.offloader());
+    CHECK(rig.stats().managed_on_device.capacity_bytes == budget / 4);
+    check_equal(expected, model.train(kUntilSettled));
+    CHECK(rig.stats().managed_on_device.capacity_bytes ==
+          rig.offloader().plan_report().value().managed.value().device_bytes);
+  }
+}
+
 TEST_CASE_METHOD(NoLeak, "a bound that the program sets stays beside a budget") {
   MeteredDevice device;
   const std::uint64_t bound = 5 * kMatrix;
@@ -225,15 +328,17 @@ TEST_CASE_METHOD(NoLeak, "a bound that the program sets stays beside a budget") 
 TEST_CASE_METHOD(NoLeak, "evaluation between training steps does not change what is planned") {
   MeteredDevice device;
   const std::uint64_t all = resident_peak(device);
-  const Tensors expected = Model(nullptr).train(kUntilSettled);
+  const auto train = [](Model&& model) {
+    Tensors seen;
+    for (int i = 0; i < kUntilSettled; ++i) {
+      seen.push_back(model.step());
+      seen.push_back(model.evaluate());
+    }
+    return seen;
+  };
+  const Tensors expected = train(Model(nullptr));
   Rig rig(planned(DeviceBytes{all / 2}, &device));
-  Model model(&rig.offloader());
-  for (std::size_t i = 0; i < kUntilSettled; ++i) {
-    check_equal({expected[i]}, {model.step()});
-    const at::NoGradGuard no_grad;
-    const OffloadGuard guard(rig.offloader());
-    static_cast<void>(at::ones({8, 64}).matmul(at::ones({64, 64})));
-  }
+  check_equal(expected, train(Model(&rig.offloader())));
   CHECK(rig.offloader().plan_report().value().managed);
 }
 
