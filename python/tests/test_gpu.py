@@ -301,3 +301,71 @@ print("held without", held_by_plain, "with", held, file=sys.stderr)
         timeout=240,
     )
     assert printed.splitlines()[-3:] == ["True", "True", "True 0"]
+
+
+class Tied(torch.nn.Module):
+    """Embedding and head share their weight."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(5)
+        self.body = torch.nn.Sequential(
+            torch.nn.Embedding(64, 128), torch.nn.Linear(128, 512), torch.nn.GELU(), torch.nn.Linear(512, 128)
+        )
+        self.head = torch.nn.Linear(128, 64, bias=False)
+        self.head.weight = self.body[0].weight
+        self.to("cuda", dtype)
+
+    def forward(self, tokens):
+        return self.head(self.body(tokens))
+
+
+def train_tied(model, optimizer, guard, first, last):
+    """Accumulates over two passes, clips, and has a schedule. Returns the losses."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** (first + step))
+    losses = []
+    for step in range(first, last):
+        for part in range(2):
+            tokens = torch.randint(64, (256,), generator=torch.Generator().manual_seed(2 * step + part)).cuda()
+            with guard:
+                loss = torch.nn.functional.cross_entropy(model(tokens).float(), tokens)
+            loss.backward()
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return losses
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("update_in", ["step", "next_use"])
+@pytest.mark.parametrize("how", [{}, {"device_bytes": "600KiB"}, {"resident_bytes": "800KiB"}])
+def test_managed_training_that_is_saved_on_the_way_has_the_bits_of_a_resident_one(tmp_path, dtype, update_in, how):
+    plain = Tied(dtype)
+    optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
+    expected = train_tied(plain, optimizer, contextlib.nullcontext(), 0, 20)
+    states = optimizer.state_dict()["state"]
+
+    offloader = ebb.Offloader(policy=ebb.policies.minimum_size(1))
+    found = []
+    for first in (0, 10):
+        model = Tied(dtype)
+        offloader.manage(model, **({"device_bytes": 0, "minimum_bytes": 0} | how))
+        managed = ebb.AdamW(model.parameters(), lr=1e-2, update_in=update_in)
+        if first > 0:
+            known = torch.load(tmp_path / "checkpoint.pt", mmap=True)
+            model.load_state_dict(known["model"])
+            managed.load_state_dict(known["optimizer"])
+            for group in managed.param_groups:
+                group["lr"] = group["initial_lr"]
+        found += train_tied(model, managed, offloader, first, first + 10)
+        ebb.save({"model": model.state_dict(), "optimizer": managed}, tmp_path / "checkpoint.pt")
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b.detach().clone())
+    of_managed = managed.state_dict()["state"]
+    for number, state in states.items():
+        for a, b in zip(state.values(), of_managed[number].values(), strict=True):
+            assert torch.equal(torch.as_tensor(a).cpu(), torch.as_tensor(b).cpu())
+    assert offloader.stats().managed_prefetched.bytes + offloader.stats().managed_fetched_late.bytes > 0
