@@ -1,6 +1,7 @@
 #include "offload/managed/managed_gradients.h"
 
 #include <cstddef>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,7 +32,8 @@ bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
   return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) && gradient.storage().use_count() == 1;
 }
 
-// The gradients, of all sets, that are whole and not managed yet.
+// The gradients, of all sets, that are whole and not managed yet. A backward pass manages those of its own alone: once
+// another pass is over, its thread may be reading them.
 class WholeGradients {
  public:
   struct Whole {
@@ -46,29 +48,35 @@ class WholeGradients {
     return *gradients;
   }
 
-  // Manages those that were added before, and adds one.
+  // Manages those that the present pass has added before, and adds one.
   void add(Whole whole) {
+    const int pass = backward_here();
     bool is_first = false;
     std::vector<Whole> before;
     {
       const MutexLock lock(mutex_);
-      before = std::exchange(whole_, {});
-      whole_.push_back(std::move(whole));
-      is_first = std::exchange(backward_, backward_here()) != backward_here();
+      is_first = whole_.find(pass) == whole_.end();
+      if (is_first && backward_passes() <= 1) {  // others have failed: their gradients stay where they are
+        whole_.clear();
+      }
+      before = std::exchange(whole_[pass], {});
+      whole_[pass].push_back(std::move(whole));
     }
     manage(std::move(before));
     if (is_first && in_backward()) {
-      torch::autograd::Engine::get_default_engine().queue_callback([this] { manage_all(); });
+      torch::autograd::Engine::get_default_engine().queue_callback([this, pass] { manage_all(pass); });
     }
   }
 
  private:
-  void manage_all() {
+  void manage_all(int pass) {
     std::vector<Whole> whole;
     {
       const MutexLock lock(mutex_);
-      whole = std::exchange(whole_, {});
-      backward_ = -1;
+      if (const auto found = whole_.find(pass); found != whole_.end()) {
+        whole = std::move(found->second);
+        whole_.erase(found);
+      }
     }
     manage(std::move(whole));
   }
@@ -90,8 +98,7 @@ class WholeGradients {
   }
 
   Mutex mutex_;
-  std::vector<Whole> whole_ EBB_GUARDED_BY(mutex_);
-  int backward_ EBB_GUARDED_BY(mutex_) = -1;  // whose end is to manage the last ones
+  std::unordered_map<int, std::vector<Whole>> whole_ EBB_GUARDED_BY(mutex_);  // by pass, as backward_here() numbers it
 };
 
 }  // namespace

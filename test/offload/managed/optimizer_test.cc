@@ -743,6 +743,27 @@ TEST_CASE("gradients and states are at home between their uses", "[managed]") {
   }
 }
 
+TEST_CASE("a backward pass amid another leaves the other's gradients alone", "[managed]") {
+  Rig rig(disk());
+  {
+    const Tensors weights = make_weights(at::kFloat);
+    const at::Tensor& first = weights[0];
+    const at::Tensor& last = weights[1];
+    const at::Tensor amid = at::ones({kWidth, kWidth}).requires_grad_();
+    rig.offloader().manage({first, last, amid}, within(0));
+    const at::Tensor x = at::ones({4, kWidth}).matmul(first);
+    bool last_was_whole = false;
+    x.register_hook([&](const at::Tensor& /*gradient*/) {
+      last_was_whole = last.grad().defined();
+      std::thread([&] { torch::autograd::backward({amid.sum()}); }).join();
+    });
+    torch::autograd::backward({x.matmul(last).sum()});
+    REQUIRE(last_was_whole);
+    CHECK(is_managed(last.grad()));
+    CHECK(is_managed(first.grad()));
+  }
+}
+
 TEST_CASE("a gradient whose memory the program shares stays", "[managed]") {
   Rig rig(disk());
   {
