@@ -56,7 +56,7 @@ Decision safe(const Candidate& candidate) {
 
 PlannedPolicy::PlannedPolicy(const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
                              std::uint64_t least_bytes)
-    : goal_(goal), host_bytes_(host_bytes), rates_(rates), least_bytes_(least_bytes) {}
+    : goal_(goal), first_host_bytes_(host_bytes), rates_(rates), least_bytes_(least_bytes) {}
 
 void PlannedPolicy::begin_step() {
   if (recording_ && learned_ != step_) {
@@ -147,6 +147,7 @@ void PlannedPolicy::forget_plans() {
   following_ = nullptr;
   known_.clear();
   recorded_.clear();
+  host_bytes_ = first_host_bytes_;
 }
 
 void PlannedPolicy::limit_host(std::uint64_t bytes) {
@@ -166,7 +167,7 @@ void PlannedPolicy::keep_to_host_limit() {
     }
     Known within = known;
     make_plan_of(within);
-    if (within.plan->fits) {
+    if (within.plan->fits || !known.plan->fits) {
       known = std::move(within);
     }
   }
@@ -227,7 +228,9 @@ void PlannedPolicy::correct(const std::shared_ptr<const Plan>& plan, const Measu
   }
   if (times_differ) {
     make_plan_of(corrected);
-    *known = std::move(corrected);
+    if (corrected.plan->fits || !known->plan->fits) {  // there may be less host memory than the old plan was made for
+      *known = std::move(corrected);
+    }
   }
 }
 

@@ -66,7 +66,8 @@ class PlannedPolicy final : public Policy {
   // number of storages, is ignored.
   void learn(std::uint64_t step, const StepRecord& record);
 
-  // Forgets all plans and records. The present step goes on as one with a new signature.
+  // Forgets all plans and records, and what limit_host() has told. The present step goes on as one with a new
+  // signature.
   void forget_plans();
 
   // Notes that there was no room for more than so many offloaded bytes, managed tensors' homes not counted. From the
@@ -133,7 +134,8 @@ class PlannedPolicy final : public Policy {
   void forget_step();
 
   const Goal goal_;
-  std::uint64_t host_bytes_;
+  const std::uint64_t first_host_bytes_;
+  std::uint64_t host_bytes_ = first_host_bytes_;
   bool host_limit_is_new_ = false;
   const LinkRates rates_;
   const std::uint64_t least_bytes_;

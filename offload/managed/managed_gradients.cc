@@ -56,7 +56,8 @@ class WholeGradients {
     {
       const MutexLock lock(mutex_);
       is_first = whole_.find(pass) == whole_.end();
-      if (is_first && backward_passes() <= 1) {  // others have failed: their gradients stay where they are
+      if (is_first && in_backward() &&
+          backward_passes() <= 1) {  // others have failed: their gradients stay where they are
         whole_.clear();
       }
       before = std::exchange(whole_[pass], {});

@@ -109,7 +109,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   void drain() noexcept { wait_for_leaving(0); }
 
   // The bytes of all homes.
-  [[nodiscard]] std::uint64_t home_bytes();
+  [[nodiscard]] std::uint64_t home_bytes() override;
 
   // The bytes on the device.
   [[nodiscard]] std::uint64_t held_bytes() const override { return gauges_.on_device.now_bytes(); }

@@ -86,7 +86,7 @@ void PlanLifecycle::check(const Plan& plan) {
       "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(policy_->goal()).bytes) +
       ", and a step takes at least " + human_bytes(plan.predicted.peak_bytes) +
       (meter_ ? " of device memory" : " for saved tensors (without Options::device_meter nothing else is counted)") +
-      ", even when all that can be is offloaded (within Options::capacity_bytes) or recomputed";
+      ", even when all that can be is offloaded (as far as there is room within Options::capacity_bytes) or recomputed";
   TORCH_CHECK(unmet_ == Unmet::kWarn, "ebb: ", what,
               ". Raise the budget, or set Options::device_budget_is_a_wish to train as near to it as can be.");
   if (!std::exchange(warned_, true)) {
@@ -121,7 +121,7 @@ void PlanLifecycle::warn_if_over_budget() {
 
 std::optional<std::uint64_t> PlanLifecycle::first_managed_bytes() const {
   const auto* const budget = std::get_if<DeviceBytes>(&policy_->goal());
-  return budget == nullptr ? std::nullopt : std::optional(budget->bytes / first_part_);
+  return budget == nullptr ? std::nullopt : std::optional(budget->bytes / first_divisor_);
 }
 
 std::optional<PlanReport> PlanLifecycle::report() const {

@@ -54,8 +54,9 @@ class PlanLifecycle {
   // first_bound_was_too_high(). nullopt where the goal is not in bytes.
   [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const;
 
-  // Halves that bound, a few times at most: a step that was to be recorded found the device full, and gave no record.
-  void first_bound_was_too_high() { first_part_ = std::min(2 * first_part_, kSmallestFirstPart); }
+  // Halves that bound, down to a 64th of the budget: a step that was to be recorded found the device full, and gave no
+  // record.
+  void first_bound_was_too_high() { first_divisor_ = std::min(2 * first_divisor_, kMostDivisor); }
 
   // As PlannedPolicy::limit_host.
   void limit_host(std::uint64_t bytes) { policy_->limit_host(bytes); }
@@ -88,9 +89,9 @@ class PlanLifecycle {
   const Unmet unmet_;
   bool warned_ = false;
   bool warned_of_long_step_ = false;
-  static constexpr std::uint64_t kSmallestFirstPart = 64;
-  std::uint64_t first_part_ = 4;  // of the budget
-  int unrecorded_ = 0;            // steps in a row that were to be recorded and gave no record
+  static constexpr std::uint64_t kMostDivisor = 64;
+  std::uint64_t first_divisor_ = 4;  // of the budget, for first_managed_bytes()
+  int unrecorded_ = 0;               // steps in a row that were to be recorded and gave no record
   Measured measured_;
 };
 

@@ -39,7 +39,7 @@ std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompu
     storages_.push_back({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
     in_use_.push_back(index);
   }
-  mark(What::kSaved, index, storage.nbytes());
+  mark(What::kSaved, index);
   return index;
 }
 
@@ -141,6 +141,7 @@ std::optional<StepRecord> StepRecorder::finish() {
     }
     over_ = true;
     if (!usable_ || !in_backward_ || disturbed()) {
+      found_device_full_ = met_eviction();
       return std::nullopt;
     }
     end = marks_.back().time;
@@ -174,8 +175,8 @@ StepCost StepRecorder::cost() const {
   return cost_;
 }
 
-// Adds a mark at the stream's present point. `own_bytes`: the bytes that ebb holds because of the save that is marked.
-void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes) noexcept {
+// Adds a mark at the stream's present point.
+void StepRecorder::mark(What what, std::uint32_t index) noexcept {
   if (disturbed()) {
     return;
   }
@@ -183,15 +184,14 @@ void StepRecorder::mark(What what, std::uint32_t index, std::uint64_t own_bytes)
     const c10::Stream stream = tier_->current_stream();
     const DeviceUse use = meter_ ? meter_() : DeviceUse{};
     const MutexLock lock(mutex_);
-    add_mark(what, index, stream, use, own_bytes);
+    add_mark(what, index, stream, use);
   } catch (...) {  // no host memory for the mark, or no event
     const MutexLock lock(mutex_);
     usable_ = false;
   }
 }
 
-void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
-                            std::uint64_t own_bytes) {
+void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) {
   if (!usable_ || over_) {
     return;
   }
@@ -200,13 +200,12 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     return;
   }
   stream_ = stream;
-  const std::uint64_t storages = account_->storages_bytes();
-  const std::uint64_t held = less(storages, own_bytes);
+  const std::uint64_t held = account_->storages_bytes();
   const Mark mark{what, index, tier_->time_point(stream), less(use.now_bytes, held),
                   std::max(std::exchange(peak_before_, 0), less(use.peak_bytes, std::min(held, held_bytes_)))};
   held_bytes_ = held;
   if (!meter_) {
-    cost_.peak_bytes = std::max(cost_.peak_bytes, storages);
+    cost_.peak_bytes = std::max(cost_.peak_bytes, held);
   } else if (!marks_.empty()) {  // the first mark's peak is from before the step
     cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
   }

@@ -32,7 +32,7 @@ namespace ebb {
 // itself is StorageRecord::recompute_bytes. The moment at which the forward pass lets go of a storage shows at the next
 // mark only, and the peak between two marks may have been before or after that moment. So the storage is taken to be
 // let go of at the earlier mark, and counts twice until the later one. Without a meter there is no other memory, and a
-// storage counts from its save on.
+// storage counts from its save on, unless the program still holds it when backward asks for it.
 //
 // Note [Steps that never end]
 // While one save lives, thousands of forward passes may run without a backward, all in the step that the save belongs
@@ -91,8 +91,8 @@ class StepRecorder {
   // effect.
   void disturb() noexcept { disturbed_ = true; }
 
-  // Whether the device has had no memory left since the recorder was made.
-  [[nodiscard]] bool met_eviction() const { return account_->evictions != evictions_before_; }
+  // True once, if finish() has given no record because the device had no memory left during the step.
+  [[nodiscard]] bool take_found_device_full() { return found_device_full_.exchange(false); }
 
   // The time from the first mark to the last, and the most device memory in use. Called after finish().
   [[nodiscard]] StepCost cost() const;
@@ -142,11 +142,11 @@ class StepRecorder {
     bool released = false;
   };
 
+  [[nodiscard]] bool met_eviction() const { return account_->evictions != evictions_before_; }
   [[nodiscard]] bool disturbed() const { return disturbed_ || met_eviction(); }
   void give_up_locked() noexcept EBB_REQUIRES(mutex_);
-  void mark(What what, std::uint32_t index, std::uint64_t own_bytes = 0) noexcept EBB_EXCLUDES(mutex_);
-  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use, std::uint64_t own_bytes)
-      EBB_REQUIRES(mutex_);
+  void mark(What what, std::uint32_t index) noexcept EBB_EXCLUDES(mutex_);
+  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) EBB_REQUIRES(mutex_);
   class Clock;
   [[nodiscard]] std::uint64_t besides_region(const Mark& mark, std::uint64_t peak_bytes) const EBB_REQUIRES(mutex_);
   [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);
@@ -158,6 +158,7 @@ class StepRecorder {
   const std::uint64_t evictions_before_;
 
   std::atomic<bool> disturbed_{false};
+  std::atomic<bool> found_device_full_{false};
 
   mutable Mutex mutex_;
   std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);

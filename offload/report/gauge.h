@@ -35,6 +35,8 @@ class Gauge {
     Lease& operator=(const Lease&) = delete;
     ~Lease();
 
+    [[nodiscard]] explicit operator bool() const { return gauge_ != nullptr; }
+
    private:
     friend class Gauge;
     Lease(Gauge* gauge, std::uint64_t bytes) : gauge_(gauge), bytes_(bytes) {}

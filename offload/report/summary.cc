@@ -32,7 +32,7 @@ bool has_moved_much(const Stats& stats) {
 std::string summary(const Stats& stats) {
   const std::uint64_t peak = stats.saved_on_device.peak_bytes;
   const std::uint64_t if_kept = stats.saved_if_kept.peak_bytes;
-  if (stats.steps == 0) {  // nobody was asked about a storage
+  if (stats.steps == 0 && gone_bytes(stats) == 0) {  // nobody was asked about a storage
     return stats.saved.tensors == 0
                ? "nothing was saved under a guard"
                : fmt::format("saved tensors took at most {} of the device, and none was one that may leave it",

@@ -15,6 +15,9 @@ class DeviceHolder {
   // How many bytes of device memory are held.
   [[nodiscard]] virtual std::uint64_t held_bytes() const = 0;
 
+  // How many bytes of the tier are the holder's.
+  [[nodiscard]] virtual std::uint64_t home_bytes() = 0;
+
   // Lets go of memory until `enough` returns true or no more can go. Waits for no lock under which device memory is
   // asked for or the interpreter's lock is taken, because the caller may hold the device allocator's lock.
   virtual void let_go(const std::function<bool()>& enough) = 0;

@@ -81,6 +81,15 @@ void Residency::add_holder(std::weak_ptr<DeviceHolder> holder) {
   holders_.push_back(std::move(holder));
 }
 
+std::uint64_t Residency::offloaded_bytes() {
+  std::uint64_t homes = 0;
+  for (const std::shared_ptr<DeviceHolder>& holder : holders()) {
+    homes += holder->home_bytes();
+  }
+  const std::uint64_t leased = tier().pool_stats().now_bytes;
+  return leased - std::min(leased, homes);
+}
+
 std::vector<std::shared_ptr<DeviceHolder>> Residency::holders() {
   std::vector<std::shared_ptr<DeviceHolder>> found;
   const MutexLock lock(holders_mutex_);

@@ -67,6 +67,9 @@ class Residency {
   void add_holder(std::weak_ptr<DeviceHolder> holder);
   [[nodiscard]] bool has_holders() { return !holders().empty(); }
 
+  // How many bytes of the tier saved storages have; not those of the holders.
+  [[nodiscard]] std::uint64_t offloaded_bytes();
+
   // How many bytes of device memory evict() could let go at most: those of saved storages and of the holders.
   [[nodiscard]] std::uint64_t evictable_bytes();
 

@@ -49,7 +49,7 @@ TieredStorage::~TieredStorage() {
 void TieredStorage::count_source() {
   Gauge::Lease lease = residency_->ledger().on_device().hold(bytes_);
   const MutexLock lock(mutex_);
-  if (on_device_ != nullptr) {
+  if (on_device_ != nullptr && !*on_device_) {
     std::swap(*on_device_, lease);
   }
 }
@@ -108,7 +108,9 @@ void TieredStorage::offload(Block block, c10::Stream stream) {
   residency_->ledger().count_offloaded(bytes_);
   const std::uint64_t limit_bytes = stash_limit_bytes();
   residency_->stash().make_room(bytes_, limit_bytes);
-  *leaving.on_device = residency_->ledger().on_device().hold(bytes_);
+  if (!*leaving.on_device) {  // no deferred copy
+    *leaving.on_device = residency_->ledger().on_device().hold(bytes_);
+  }
   into_stash(std::move(leaving), stream, limit_bytes);
 }
 

@@ -51,8 +51,8 @@ class Decider {
   // How the bytes of a save count that is too small for the policy to be asked about.
   [[nodiscard]] virtual DeviceAccount::Held::What passed_through() const = 0;
 
-  // Says that no block was free for a storage of so many bytes that was to be offloaded, while `offloaded_bytes` were.
-  virtual void found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) = 0;
+  // Says that no block was free for a storage of so many bytes that was to be offloaded.
+  virtual void found_no_room(SavedStep& step, std::uint64_t bytes) = 0;
 
   // What is decided about a checkpointed region, and its place in the step.
   struct RegionsPlace {
@@ -75,7 +75,7 @@ class Decider {
   virtual void backward_is_over(SavedStep& step, bool failed) = 0;
 
   // The bound for managed storages until there is a plan, where a plan is to set it; else nullopt.
-  [[nodiscard]] virtual std::optional<std::uint64_t> first_managed_bytes() const { return std::nullopt; }
+  [[nodiscard]] virtual std::optional<std::uint64_t> first_managed_bytes() { return std::nullopt; }
 
   // Says that plans are to set the bound of these storages, or that more are managed among them.
   virtual void plans_bound_of(const std::shared_ptr<ManagedSet>& /*managed*/) {}

@@ -41,11 +41,8 @@ PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLif
 
 PlanDecider::~PlanDecider() = default;
 
-void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) {
-  {
-    const MutexLock lock(policy_mutex_);
-    lifecycle_->limit_host(offloaded_bytes);
-  }
+void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
+  found_no_room_ = true;
   if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {
     log_warning("a plan offloads a storage of " + human_bytes(bytes) +
                 " for which host memory or disk has no room: it stays on the device, and Options::device_budget may "
@@ -53,7 +50,10 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes, std::uint6
   }
 }
 
-std::optional<std::uint64_t> PlanDecider::first_managed_bytes() const { return lifecycle_->first_managed_bytes(); }
+std::optional<std::uint64_t> PlanDecider::first_managed_bytes() {
+  const MutexLock lock(policy_mutex_);
+  return lifecycle_->first_managed_bytes();
+}
 
 // A step that was to be recorded, and follows no plan, has found the device full.
 void PlanDecider::lower_first_bound(ManagedSet& managed) {
@@ -69,6 +69,8 @@ void PlanDecider::plans_bound_of(const std::shared_ptr<ManagedSet>& managed) {
   const MutexLock lock(policy_mutex_);
   managed_ = managed;
   bound_by_ = nullptr;
+  managed->set_device_bytes(*lifecycle_->first_managed_bytes());
+  is_over_bound_ = managed->is_over_bound();
   lifecycle_->forget_plans();  // they know nothing of these storages
 }
 
@@ -102,6 +104,11 @@ void PlanDecider::set_bound_locked(const std::shared_ptr<const Plan>& plan) {
 bool PlanDecider::backward_begins(SavedStep& step) {
   if (const std::shared_ptr<ManagedSet> managed = this->managed()) {
     managed->backward_begins();
+  }
+  if (found_no_room_.exchange(false)) {
+    const std::uint64_t offloaded = residency().offloaded_bytes();
+    const MutexLock lock(policy_mutex_);
+    lifecycle_->limit_host(offloaded);
   }
   const bool others_in_use = steps().in_backward_here() > 0;
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
@@ -139,7 +146,7 @@ void PlanDecider::backward_is_over(SavedStep& step, bool failed) {
     }
     const MutexLock lock(policy_mutex_);
     lifecycle_->learn(step.plan(), *recorder, *record);
-  } else if (managed != nullptr && recorder->met_eviction() && step.plan() == nullptr) {
+  } else if (managed != nullptr && recorder->take_found_device_full() && step.plan() == nullptr) {
     lower_first_bound(*managed);
   }
 }

@@ -26,8 +26,8 @@ class PlanDecider final : public Decider {
     return DeviceAccount::Held::What::kPassedThroughBesidePlan;
   }
 
-  // Has later plans offload less, and warns once that the budget may be exceeded.
-  void found_no_room(SavedStep& step, std::uint64_t bytes, std::uint64_t offloaded_bytes) override;
+  // Warns once that the budget may be exceeded. Later plans offload no more than there is when backward begins.
+  void found_no_room(SavedStep& step, std::uint64_t bytes) override;
 
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& inputs,
                                                           SavedStep& step) override;
@@ -37,7 +37,7 @@ class PlanDecider final : public Decider {
   [[nodiscard]] bool backward_begins(SavedStep& step) override;
   void backward_is_over(SavedStep& step, bool failed) override;
 
-  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const override;
+  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() override;
   void plans_bound_of(const std::shared_ptr<ManagedSet>& managed) override;
 
   [[nodiscard]] std::string explain() override;
@@ -67,6 +67,7 @@ class PlanDecider final : public Decider {
   std::atomic<bool> is_held_{false};
   std::shared_ptr<const Plan> bound_by_ EBB_GUARDED_BY(policy_mutex_);  // the plan that set the bound; null: none
   std::atomic<bool> is_over_bound_{false};                              // managed storages may be
+  std::atomic<bool> found_no_room_{false};                              // since backward last began
   std::atomic<bool> warned_of_no_room_{false};
 };
 

@@ -19,7 +19,7 @@ class PolicyDecider final : public Decider {
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
     return DeviceAccount::Held::What::kPassedThrough;
   }
-  void found_no_room(SavedStep& /*step*/, std::uint64_t /*bytes*/, std::uint64_t /*offloaded_bytes*/) override {}
+  void found_no_room(SavedStep& /*step*/, std::uint64_t /*bytes*/) override {}
   [[nodiscard]] std::optional<RegionsPlace> region_begins(const std::vector<at::Tensor>& /*inputs*/,
                                                           SavedStep& /*step*/) override {
     return std::nullopt;

@@ -1,12 +1,12 @@
 #include "offload/runtime/runtime.h"
 
-#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
@@ -112,7 +112,9 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   residency_.ledger().expect_request(storage_bytes(tensor));
   const auto [saved, is_new] = enter(steps_.table(), tensor, step);
   if (is_new) {
+    auto failed = c10::make_scope_exit([&] { saved->count_source(); });  // another thread may share the storage
     place(saved, tensor, *step, start);
+    failed.release();
   }
   count_save(*saved, is_new);
   return saved;
@@ -163,7 +165,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   warn_if_host_memory_is_short();
   if (!block) {
     stay(*saved, KeptReason::kNoRoom);
-    decider_->found_no_room(step, bytes, offloaded_bytes());
+    decider_->found_no_room(step, bytes);
     return;
   }
   if (start == Start::kNow) {
@@ -174,13 +176,6 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     saved->defer_offload(*std::move(block), tier().current_stream());
     DeferredCopies::of_this_thread().add(saved);
   }
-}
-
-std::uint64_t Runtime::offloaded_bytes() {
-  const std::shared_ptr<ManagedSet> set = managed();
-  const std::uint64_t homes = set == nullptr ? 0 : set->home_bytes();
-  const std::uint64_t leased = tier().pool_stats().now_bytes;
-  return leased - std::min(leased, homes);
 }
 
 void Runtime::check_window(std::uint64_t bytes) const {

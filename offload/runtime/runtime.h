@@ -107,7 +107,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void count_save(const SavedStorage& saved, bool is_new);
   void stay(SavedStorage& saved, KeptReason reason);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
-  [[nodiscard]] std::uint64_t offloaded_bytes();  // now, without the homes of managed storages
   void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short();
 

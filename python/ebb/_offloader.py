@@ -153,6 +153,7 @@ class Offloader:
         options.record_timeline = record_timeline
         options.record_trace = record_trace
         self._records = {"record_timeline": record_timeline, "record_trace": record_trace}
+        self._enabled = enabled
         self._core = _core.Offloader(options)
         self._here = threading.local()
 
@@ -297,16 +298,17 @@ class Offloader:
             gradients,
             states,
         )
+        managed = False
         for each in tensors:  # one after the other: together they need not fit on the device
             if each.is_meta:
                 _make(each, self.device)
             if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
                 # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
                 each.register_post_accumulate_grad_hook(_nothing)
-            self._core.manage([each], *how)
-        if not any(each.numel() * each.element_size() >= how[2] for each in tensors):
+            managed = self._core.manage([each], *how) or managed
+        if not managed and self._enabled:
             warnings.warn(
-                f"ebb: manage() manages nothing: of {len(tensors)} tensors none has {how[2]} bytes or more (minimum_bytes)",
+                f"ebb: manage() manages nothing: all of {len(tensors)} tensors are smaller than minimum_bytes",
                 stacklevel=2,
             )
 

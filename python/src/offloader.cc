@@ -1,5 +1,6 @@
 #include "offload/offloader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include <pybind11/stl.h>
 
+#include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
@@ -94,6 +96,7 @@ void bind_offloader(py::module_& module) {
             how.gradients = gradients;
             how.states = states;
             offloader.manage(tensors, how);
+            return std::ranges::any_of(tensors, is_managed);  // none where all are too small
           },
           py::arg("tensors"), py::arg("device_bytes"), py::arg("prefetch_bytes"), py::arg("minimum_bytes"),
           py::arg("resident_bytes"), py::arg("weights"), py::arg("gradients"), py::arg("states"), Released())

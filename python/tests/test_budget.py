@@ -36,8 +36,8 @@ def test_a_plan_is_made_from_steps_in_python_and_followed(budget):
     offloader = ebb.Offloader("cpu", planned_minimum_bytes="64KB", **budget)
     assert torch.equal(train(offloader, 6), train(None, 6))
     report = offloader.plan_report()
-    assert repr(report).startswith("<ebb.PlanReport: ") and f" of {report.budget_bytes} " in repr(report)
     assert report is not None
+    assert repr(report).startswith("<ebb.PlanReport: ") and f" of {report.budget_bytes} " in repr(report)
     assert report.storages > 10
     assert report.predicted.peak_bytes > 0
     assert not report.metered

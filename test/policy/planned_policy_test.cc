@@ -186,6 +186,9 @@ TEST_CASE("a plan that offloads more than there was room for is made again for t
   CHECK(decided(policy, four) == std::vector{kKeep, kOffload, kKeep, kKeep});
   policy.limit_host(5);
   CHECK(decided(policy, four) == std::vector{kKeep, kOffload, kKeep, kKeep});  // no plan would fit
+  policy.forget_plans();
+  teach(policy, four);
+  CHECK(decided(policy, four) == std::vector{kOffload, kKeep, kKeep, kKeep});  // within the first limit
 }
 
 TEST_CASE("after two records a step follows its plan") {

@@ -297,6 +297,13 @@ TEST_CASE_METHOD(NoLeak, "a backward pass that fails is not planned from, and wh
   };
   const Tensors expected = train(Model(nullptr));
   Rig rig(planned(DeviceBytes{budget}, &device));
+  {
+    Model fails(&rig.offloader());
+    for (int step = 0; step < kUntilSettled; ++step) {
+      CHECK_THROWS_WITH(fails.pass(/*fails=*/true), Catch::Contains("on purpose"));
+    }
+    CHECK_FALSE(rig.offloader().plan_report());
+  }
   check_equal(expected, train(Model(&rig.offloader())));
   CHECK(rig.offloader().plan_report());
 }
@@ -325,7 +332,7 @@ TEST_CASE_METHOD(NoLeak, "a bound that the program sets stays beside a budget") 
   CHECK_FALSE(rig.offloader().plan_report().value().managed);
 }
 
-TEST_CASE_METHOD(NoLeak, "evaluation between training steps does not change what is planned") {
+TEST_CASE_METHOD(NoLeak, "with evaluation between training steps there is a plan, and plain bits") {
   MeteredDevice device;
   const std::uint64_t all = resident_peak(device);
   const auto train = [](Model&& model) {
