@@ -112,7 +112,8 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   residency_.ledger().expect_request(storage_bytes(tensor));
   const auto [saved, is_new] = enter(steps_.table(), tensor, step);
   if (is_new) {
-    auto failed = c10::make_scope_exit([&] { saved->count_source(); });  // another thread may share the storage
+    auto failed =
+        c10::make_scope_exit([&saved = saved] { saved->count_source(); });  // another thread may share the storage
     place(saved, tensor, *step, start);
     failed.release();
   }
