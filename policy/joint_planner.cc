@@ -30,8 +30,9 @@ constexpr int kRounds = 2;
 // The part of make_plan's usual tries that is spent on each bound. The best one is planned with all of them.
 constexpr double kEffort = 1.0 / 16;
 
-// The least part of a lane that saved storages are given. They get theirs in turn with managed storages.
-constexpr double kLeastPart = 0.05;
+// The least part of a lane that copies of saved storages get, which take turns with those of managed storages. What
+// both take together is in the stretch of the step.
+constexpr double kLeastPart = 0.5;
 
 // Periods that differ by less than this part of the shorter one are equally good.
 constexpr double kAlike = 0.005;
@@ -120,7 +121,8 @@ class Bound {
     share.offloaded_bytes = offloaded;
     share.recompute_ms = recompute_ms;
     share.more_bytes = more_bytes;
-    share.backward_stretch = stretch(backward_compute_ms(), paced(recompute_ms)[kBackward] - recompute_ms);
+    share.forward_stretch = stretch(record_->backward_ms, forward_ms(offloaded));
+    share.backward_stretch = stretch(backward_compute_ms(), backward_ms(offloaded, recompute_ms) - recompute_ms);
     share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
     share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded, recompute_ms));
     return share;
@@ -129,7 +131,12 @@ class Bound {
   // `more_bytes`: as for share(). `effort`: as for make_plan.
   [[nodiscard]] Plan plan(const Limits& limits, std::int64_t more_bytes, double effort) const {
     Plan plan;
+    // The first time nobody knows how many are copied: beside a full lane copies then count as late, so that recipes
+    // come first.
     ManagedShare share = this->share(movable_bytes(), all_recipes_ms(), more_bytes);
+    const ManagedShare none_copied = this->share(0, all_recipes_ms(), more_bytes);
+    share.forward_stretch = none_copied.forward_stretch;
+    share.backward_stretch = none_copied.backward_stretch;
     for (int round = 0; round < kRounds; ++round) {
       plan = make_plan(beside(share, *record_), limits, beside(share, rates_), effort);
       plan.managed = share;

@@ -61,8 +61,9 @@ class Predictor::Run {
 
   struct State {
     Where where = Where::kNowhere;
-    double done_ms = 0;    // kLeaving, kAway: of the copy out. kArriving: of the copy in
-    bool counted = false;  // in held_
+    double done_ms = 0;       // kLeaving, kAway: of the copy out. kArriving: of the copy in
+    bool counted = false;     // in held_
+    bool made_again = false;  // by a recipe, and counted in made_again_
   };
 
   static std::uint64_t& bytes_of(Prediction& result, Decision decision) {
@@ -94,6 +95,9 @@ class Predictor::Run {
         break;
       case Event::What::kNeed:
         ++part_;
+        if (!record_.storages[event.index].movable) {
+          start_copies_in();  // a region asks for what comes next before its function runs again
+        }
         need(event.index, record_.storages[event.index].other_bytes);
         break;
       case Event::What::kRelease:
@@ -161,6 +165,8 @@ class Predictor::Run {
       need(input, other_bytes);
     }
     hold(i);
+    state_[i].made_again = true;
+    made_again_ += storage.bytes;
     result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + storage.recompute_bytes);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
@@ -170,6 +176,9 @@ class Predictor::Run {
   void release(Index i) {
     State& state = state_[i];
     let_go(i);
+    if (std::exchange(state.made_again, false)) {
+      made_again_ -= record_.storages[i].bytes;
+    }
     state.where = Where::kReleased;
   }
 
@@ -182,7 +191,7 @@ class Predictor::Run {
         continue;
       }
       const std::uint64_t more = state.where == Where::kAway ? record_.storages[i].bytes : 0;
-      if (held_ + more > least_between_(std::min<std::size_t>(part_, last_part), last_part)) {
+      if (held_ - made_again_ + more > least_between_(std::min<std::size_t>(part_, last_part), last_part)) {
         return;
       }
       if (state.where == Where::kAway) {
@@ -268,7 +277,8 @@ class Predictor::Run {
   double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
-  std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
+  std::uint64_t made_again_ = 0;  // of held_, what recipes have made. PrefetchSchedule::held_bytes knows of it
+  std::uint64_t stash_ = 0;       // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
 

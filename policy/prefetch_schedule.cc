@@ -11,8 +11,7 @@ namespace {
 constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
 
 // Walks through backward and finds the parts and their bounds. Recomputed storages that are not yet released count with
-// the record's other memory. (Storages that were recomputed before a copy starts count twice for that copy: here, and
-// as held.)
+// the record's other memory.
 class BackwardWalk {
  public:
   BackwardWalk(const StepRecord& record, const std::vector<Decision>& decisions, std::uint64_t device_bytes)

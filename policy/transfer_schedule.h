@@ -26,8 +26,8 @@ struct PrefetchSchedule {
                                           // bytes recomputed by then
 
   // The copies in, in the order in which backward or its recipes need them. A copy may start in a part if the bytes
-  // that ebb then holds of the plan's storages, including the copied storage, are within `held_bytes` of each part from
-  // the present part to the copy's last.
+  // that ebb then holds of the plan's storages, including the copied storage and without those that recipes have made,
+  // are within `held_bytes` of each part from the present part to the copy's last.
   struct CopyIn {
     std::uint32_t storage = 0;
     std::uint32_t last_part = 0;  // the part in which the storage is released

@@ -50,7 +50,7 @@ void PlannedRegion::needed() {
 
 void PlannedRegion::SecondRun::saves(std::uint64_t bytes) {
   region_.held_.reset();
-  region_.held_.emplace(region_.runtime_->residency().ledger().hold(bytes));
+  region_.held_.emplace(region_.runtime_->residency().ledger().hold(bytes, DeviceAccount::Held::What::kRecomputed));
   if (region_.place_.recorder != nullptr) {
     region_.place_.recorder->region_saves(region_.place_.index, bytes);
   }

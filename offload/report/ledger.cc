@@ -39,8 +39,8 @@ void Ledger::count_kept(KeptReason reason, std::uint64_t bytes) {
   }
 }
 
-c10::Storage Ledger::counted(c10::DataPtr memory, std::size_t bytes) {
-  return counted_storage(std::move(memory), bytes, {account_, bytes});
+c10::Storage Ledger::counted(c10::DataPtr memory, std::size_t bytes, DeviceAccount::Held::What what) {
+  return counted_storage(std::move(memory), bytes, hold(bytes, what));
 }
 
 }  // namespace ebb

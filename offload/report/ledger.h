@@ -27,6 +27,7 @@ class Ledger {
   [[nodiscard]] Gauge& on_device() { return account_->held; }
   [[nodiscard]] Gauge& if_kept() { return account_->if_kept; }
   [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
+  [[nodiscard]] std::uint64_t on_device_as_saved() const { return account_->bytes_as_saved(); }
 
   // Count a storage, once it has been offloaded, dropped, evicted or kept.
   void count_offloaded(std::uint64_t bytes);
@@ -39,11 +40,13 @@ class Ledger {
   [[nodiscard]] std::uint64_t largest_request_bytes() const { return largest_request_bytes_; }
   void expect_request(std::uint64_t bytes) { raise_to(largest_request_bytes_, bytes); }
 
-  // Counts `bytes` of a storage as held on the device, until the result ends.
-  [[nodiscard]] DeviceAccount::Held hold(std::uint64_t bytes) { return {account_, bytes}; }
+  // Counts `bytes` as held on the device, until the result ends.
+  [[nodiscard]] DeviceAccount::Held hold(std::uint64_t bytes, DeviceAccount::Held::What what) {
+    return {account_, bytes, what};
+  }
 
   // Makes `memory` a storage, whose bytes are counted as held on the device until nobody uses the storage.
-  [[nodiscard]] c10::Storage counted(c10::DataPtr memory, std::size_t bytes);
+  [[nodiscard]] c10::Storage counted(c10::DataPtr memory, std::size_t bytes, DeviceAccount::Held::What what);
 
  private:
   Counters counters_;

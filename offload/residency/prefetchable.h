@@ -14,7 +14,8 @@ class Prefetchable {
   virtual ~Prefetchable() = default;
 
   // Starts the copy in before backward asks for the bytes, if the window has room. `held_bytes`: with a plan, the most
-  // bytes that ebb may hold on the device with this copy; this bound then takes the place of the window's. Returns
+  // bytes that ebb may hold on the device with this copy, without what recipes and second runs of regions have made;
+  // this bound then takes the place of the window's. Returns
   // false if there is no room or the copy cannot be started; backward then fetches the bytes when it asks for them. If
   // the source is still alive, and the bound of the sources that ebb keeps for backward is reached, the call returns
   // true and keeps nothing: the source may still be alive when backward asks.

@@ -311,7 +311,8 @@ c10::Storage TieredStorage::recompute(c10::Stream stream) {
   }
   const HostRange range(residency_->trace(), "recompute", bytes_);
   c10::Storage made = run(*recipe_);
-  const c10::Storage storage = residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_);
+  const c10::Storage storage =
+      residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_, DeviceAccount::Held::What::kRecomputed);
   residency_->ledger().counters().recomputed.add(bytes_);
   auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
   fetched->claim();
@@ -344,12 +345,13 @@ c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
 }
 
 // Takes room in the window for a prefetch that adds `bytes` to what ebb holds on the device. With a plan `held_bytes`
-// is the bound, otherwise the window's limit is. Returns false, and takes nothing, over the bound.
+// is the bound, which has room for what recipes make; otherwise the window's limit is. Returns false, and takes
+// nothing, over the bound.
 bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
   if (!held_bytes) {
     return residency_->window().try_hold(bytes_, residency_->limits().window(), room);
   }
-  if (residency_->ledger().storages_on_device() + bytes > *held_bytes) {
+  if (residency_->ledger().on_device_as_saved() + bytes > *held_bytes) {
     return false;
   }
   room = residency_->window().hold(bytes_);
@@ -445,7 +447,7 @@ std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::
   c10::DataPtr data = tier.allocate(bytes_);
   void* const memory = data.get();
   // Every call that may fail comes before the copy starts.
-  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_);
+  c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_, DeviceAccount::Held::What::kAsSaved);
   auto fetched = std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
   // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
   // the block (R2).

@@ -185,6 +185,23 @@ TEST_CASE("Recipes that run while the link is busy cost nothing") {
   CHECK(plan.predicted.step_ms < forward_ms + in_ms + 0.5 * plan.predicted.recompute_ms);
 }
 
+TEST_CASE("Copies beside a lane that managed storages fill take their own time, and no more") {
+  StepRecord record = step_of({.layer_ms = 1});
+  record.backward_ms += 0.1;  // after the last save
+  for (StorageRecord& storage : record.storages) {
+    storage.recompute = Recompute::kNo;
+  }
+  const Plan plan = make_joint_plan(record, {450}, kUnlimited, link(10));
+  REQUIRE(plan.fits);
+  REQUIRE(plan.predicted.offloaded_bytes > 0);
+  const double forward_ms = static_cast<double>(plan.managed->traffic.in[0].bytes) / 10;
+  const double backward_ms =
+      static_cast<double>(plan.managed->traffic.in[1].bytes + plan.predicted.offloaded_bytes) / 10;
+  REQUIRE(backward_ms > 3 * (record.end_ms - record.backward_ms));
+  CHECK(plan.predicted.step_ms >= forward_ms + backward_ms);
+  CHECK(plan.predicted.step_ms < 1.05 * (forward_ms + backward_ms));
+}
+
 TEST_CASE("Without a meter the record's other memory has no managed storages, and the plan adds what it leaves there") {
   StepRecord record = step_of({});
   record.other = {{0, 0}};

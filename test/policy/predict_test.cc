@@ -105,6 +105,29 @@ TEST_CASE("copies in come in the order of need") {
   CHECK(predicted(record, {kOffload, kOffload}).stalled_ms == 0);
 }
 
+TEST_CASE("what a recipe has made counts once beside a copy in") {
+  StepRecord record = two_storages_and_a_need();
+  record.storages[0].needed_ms = 62;
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  record.other = {{0, 5}, {40, 24}, {49, 5}};  // backward begins with no room
+  const Prediction found = predicted(record, {kOffload, kRecompute, kKeep}, 25);
+  CHECK(found.stalled_ms == 0);  // from 53, when the recipe has run, to 63
+  CHECK(found.peak_bytes == 25);
+  CHECK(predicted(record, {kOffload, kRecompute, kKeep}, 24).stalled_ms == 8);  // from 63, when the second is released
+}
+
+TEST_CASE("a region asks for copies in before its function runs again") {
+  StepRecord record = two_storages();
+  record.storages[0].needed_ms = 57;
+  record.storages[1].recompute = Recompute::kComputeBound;
+  record.storages[1].recompute_ms = 3;
+  record.other = {{0, 5}, {40, 24}, {49, 5}};
+  CHECK(predicted(record, {kOffload, kRecompute}, 25).stalled_ms == 3);  // from 53 to 63, and needed at 60
+  record.storages[1].movable = false;
+  CHECK(predicted(record, {kOffload, kRecompute}, 25).stalled_ms == 0);  // from 50
+}
+
 TEST_CASE("a recipe takes its time when its result is needed, and no memory before") {
   StepRecord record = two_storages();
   record.storages[1].recompute = Recompute::kMemoryBound;

@@ -1,10 +1,12 @@
 // Checkpointed regions under a plan: run again, or once where what they save may stay.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -99,6 +101,7 @@ TEST_CASE_METHOD(NoLeak, "copies in start as backward uses what a region has kep
     const auto counted = std::make_shared<Runs>();
     const auto saves_results = [counted](const Tensors& of) -> Tensors {  // and not its input
       ++counted->count;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // too long to run again
       at::Tensor y = of[0];
       for (int i = 0; i < kEarlier / 2; ++i) {
         y = y.neg().sigmoid();

@@ -146,6 +146,43 @@ TEST_CASE_METHOD(NoLeak, "with a plan copies in start as backward lets go of wha
   CHECK(ahead == 4 * kMatrix);
 }
 
+TEST_CASE_METHOD(NoLeak, "with a plan copies in start beside what a recipe has made") {
+  constexpr std::int64_t kLarge = 16;  // matrices
+  MeteredDevice device;
+  std::uint64_t ahead = 0;  // of what the first operation saved, when backward is about to ask for it
+  const auto step = [&](Offloader& offloader) {
+    Inputs in;
+    const Run run(&offloader);
+    const auto guard = run.guard();
+    const at::Tensor leaf = in.leaf({kLarge * 64, 64});
+    const at::Tensor factor = in.leaf({kLarge * 64, 64});
+    at::Tensor x = in.activation({kLarge * 64, 64}).neg().sigmoid();  // nothing can make its result again
+    x.register_hook([&](const at::Tensor& /*gradient*/) { ahead = offloader.stats().window.now_bytes; });
+    x = x + at::silu(leaf) * factor;  // the recipe's input stays
+    at::Tensor loss;
+    {
+      const auto head = run.no_op();
+      loss = in.loss(x);
+    }
+    // Backward begins with the step's peak: no copy has room there.
+    x.register_hook([](const at::Tensor& /*gradient*/) { at::empty({92 * 64, 64}); });
+    loss.backward();
+  };
+  Rig unlimited(planned(DeviceBytes{kUnlimited}, &device));
+  for (int i = 0; i < kUntilPlanned; ++i) {
+    step(unlimited.offloader());
+  }
+  const std::uint64_t all_kept = unlimited.offloader().plan_report().value().predicted.peak_bytes;
+  Rig rig(planned(DeviceBytes{all_kept - 2 * kLarge * kMatrix}, &device));
+  for (int i = 0; i < kUntilSettled; ++i) {
+    step(rig.offloader());
+  }
+  const Prediction predicted = rig.offloader().plan_report().value().predicted;
+  REQUIRE(predicted.offloaded_bytes == kLarge * kMatrix);
+  REQUIRE(predicted.recomputed_bytes == kLarge * kMatrix);
+  CHECK(ahead == kLarge * kMatrix);
+}
+
 TEST_CASE_METHOD(NoLeak, "a budget that cannot be met is an error that names the least that can be") {
   MeteredDevice device;
   Rig rig(planned(DeviceBytes{kMatrix}, &device));
