@@ -30,8 +30,8 @@ constexpr int kRounds = 2;
 // The part of make_plan's usual tries that is spent on each bound. The best one is planned with all of them.
 constexpr double kEffort = 1.0 / 16;
 
-// The least part of a lane that copies of saved storages get, which take turns with those of managed storages. What
-// both take together is in the stretch of the step.
+// The least part of a lane that copies of saved storages get, because they take turns with copies of managed storages.
+// The step's stretch has the time that both take together.
 constexpr double kLeastPart = 0.5;
 
 // Periods that differ by less than this part of the shorter one are equally good.
@@ -106,7 +106,6 @@ class Bound {
     }
     pace_ms_ = paced(0);
     share_.between_ms = pace_ms_[kBetween];
-    share_.forward_stretch = stretch(record.backward_ms, forward_ms(0));
   }
 
   [[nodiscard]] std::uint64_t device_bytes() const { return share_.device_bytes; }
@@ -121,18 +120,20 @@ class Bound {
     share.offloaded_bytes = offloaded;
     share.recompute_ms = recompute_ms;
     share.more_bytes = more_bytes;
-    share.forward_stretch = stretch(record_->backward_ms, forward_ms(offloaded));
-    share.backward_stretch = stretch(backward_compute_ms(), backward_ms(offloaded, recompute_ms) - recompute_ms);
-    share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward_ms(offloaded));
-    share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward_ms(offloaded, recompute_ms));
+    const double forward = forward_ms(offloaded);
+    const double backward = backward_ms(offloaded, recompute_ms);
+    share.forward_stretch = stretch(record_->backward_ms, forward);
+    share.backward_stretch = stretch(backward_compute_ms(), backward - recompute_ms);
+    share.out_part = std::max(kLeastPart, 1 - out_ms_[kForward] / forward);
+    share.in_part = std::max(kLeastPart, 1 - in_ms_[kBackward] / backward);
     return share;
   }
 
   // `more_bytes`: as for share(). `effort`: as for make_plan.
   [[nodiscard]] Plan plan(const Limits& limits, std::int64_t more_bytes, double effort) const {
     Plan plan;
-    // The first time nobody knows how many are copied: beside a full lane copies then count as late, so that recipes
-    // come first.
+    // The first round does not know how much is copied. Its step has no time for copies beside a full lane, so that
+    // recipes are preferred to copies that would be late.
     ManagedShare share = this->share(movable_bytes(), all_recipes_ms(), more_bytes);
     const ManagedShare none_copied = this->share(0, all_recipes_ms(), more_bytes);
     share.forward_stretch = none_copied.forward_stretch;

@@ -96,7 +96,7 @@ class Predictor::Run {
       case Event::What::kNeed:
         ++part_;
         if (!record_.storages[event.index].movable) {
-          start_copies_in();  // a region asks for what comes next before its function runs again
+          start_copies_in();  // before the region's function runs again
         }
         need(event.index, record_.storages[event.index].other_bytes);
         break;
@@ -277,8 +277,9 @@ class Predictor::Run {
   double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
-  std::uint64_t made_again_ = 0;  // of held_, what recipes have made. PrefetchSchedule::held_bytes knows of it
-  std::uint64_t stash_ = 0;       // the bytes of `leaving_`, including sources that the forward pass still uses
+  std::uint64_t made_again_ =
+      0;                     // of held_, what recipes have made, for which PrefetchSchedule::held_bytes leaves room
+  std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
 

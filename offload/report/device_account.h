@@ -25,15 +25,15 @@ struct DeviceAccount {
 
   // Of these, the bytes that no recipe and no second run of a region has made.
   [[nodiscard]] std::uint64_t bytes_as_saved() const {
-    const std::uint64_t made_again = recomputed.now_bytes();
-    return std::max(storages_bytes(), made_again) - made_again;
+    const std::uint64_t made = recomputed.now_bytes();
+    return std::max(storages_bytes(), made) - made;
   }
 
   // A lease of the account's gauges that keeps the account alive.
   class Held {
    public:
     enum class What : std::uint8_t { kAsSaved, kRecomputed, kPassedThrough, kPassedThroughBesidePlan };
-    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes, What what = What::kAsSaved)
+    Held(std::shared_ptr<DeviceAccount> account, std::uint64_t bytes, What what)
         : account_(std::move(account)), lease_(account_->held.hold(bytes)) {
       if (what == What::kPassedThrough || what == What::kPassedThroughBesidePlan) {
         if_kept_ = account_->if_kept.hold(bytes);
@@ -51,14 +51,14 @@ struct DeviceAccount {
     std::shared_ptr<DeviceAccount> account_;  // destroyed last
     Gauge::Lease lease_;
     Gauge::Lease if_kept_;
-    Gauge::Lease among_;  // passed_through or recomputed
+    Gauge::Lease among_;  // of passed_through or recomputed
   };
 
   Timeline timeline;
   Gauge held;
   Gauge if_kept;         // Stats::saved_if_kept
-  Gauge passed_through;  // of `held`; counted only where a plan needs the figure
-  Gauge recomputed;      // of `held`
+  Gauge passed_through;  // the part of `held` that is passed through; counted only where a plan needs the figure
+  Gauge recomputed;      // the part of `held` that recipes and second runs of regions have made
 
   // How often the device had no memory left and ebb was asked to let go of memory. A step in which that happens gives
   // no record.

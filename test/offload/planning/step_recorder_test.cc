@@ -73,7 +73,7 @@ TEST_CASE_METHOD(NoLeak, "a region is recorded with what its second run saves, a
   std::optional<DeviceAccount::Held> held;
   {
     const StepRecorder::ClockPause second_run(&world.recorder, 0);
-    held.emplace(world.account, 40);
+    held.emplace(world.account, 40, DeviceAccount::Held::What::kRecomputed);
     world.use = {140, 165};
     world.recorder.region_saves(0, 40);
   }
@@ -108,7 +108,7 @@ TEST_CASE_METHOD(NoLeak, "what a recipe takes for itself is recorded, with what 
   std::optional<DeviceAccount::Held> held;
   {
     const StepRecorder::ClockPause recipe(&world.recorder, 0);
-    held.emplace(world.account, 40);
+    held.emplace(world.account, 40, DeviceAccount::Held::What::kRecomputed);
     world.use = {140, 165};
   }
   world.use = {140, 200};  // by backward, behind it
