@@ -36,6 +36,8 @@ std::string ModelOptions::update_name() const {
   return std::ranges::find(kUpdates, update, [](const auto& each) { return each.second; })->first;
 }
 
+bool ModelOptions::manages(const std::string& what) const { return std::ranges::find(home, what) != home.end(); }
+
 std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
   CLI::App app("Trains a Llama whose weights, gradients and AdamW's states live in host memory.", "model");
   app.add_option("--shape", options.shape)->check(CLI::IsMember(shapes()))->capture_default_str();
@@ -64,6 +66,10 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
   app.add_option("--resident", options.resident_bytes,
                  "So many bytes of managed tensors stay on the device; default: 0")
       ->transform(size_text());
+  app.add_option("--home", options.home,
+                 "What has its home in host memory beside the weights: gradients, states, or none of both")
+      ->check(CLI::IsMember({"gradients", "states", "none"}))
+      ->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps before timing")->check(positive())->capture_default_str();
   app.add_option("--steps", options.steps, "Timed steps")->check(positive())->capture_default_str();
   app.add_flag("--deterministic", options.deterministic,

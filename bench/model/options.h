@@ -21,19 +21,21 @@ struct ModelOptions {
   std::string dtype = "bfloat16";
   std::string device = "auto";
   UpdateIn update = UpdateIn::kBackward;
-  std::optional<std::uint64_t> cap_bytes;       // of the device's memory
-  std::uint64_t managed_bytes = 6'000'000'000;  // Parameters::device_bytes, without a budget
-  std::optional<std::uint64_t> budget_bytes;    // Options::device_budget, whose plan decides about all
-  std::optional<std::uint64_t> prefetch_bytes;  // Parameters::prefetch_bytes
-  std::uint64_t resident_bytes = 0;             // Parameters::resident_bytes
-  int warm_up = 3;                              // steps
-  int steps = 3;                                // timed
+  std::optional<std::uint64_t> cap_bytes;                // of the device's memory
+  std::uint64_t managed_bytes = 6'000'000'000;           // Parameters::device_bytes, without a budget
+  std::optional<std::uint64_t> budget_bytes;             // Options::device_budget, whose plan decides about all
+  std::optional<std::uint64_t> prefetch_bytes;           // Parameters::prefetch_bytes
+  std::uint64_t resident_bytes = 0;                      // Parameters::resident_bytes
+  std::vector<std::string> home{"gradients", "states"};  // what goes home beside the weights
+  int warm_up = 3;                                       // steps
+  int steps = 3;                                         // timed
   bool deterministic = false;
   std::filesystem::path trace;  // empty: none
   std::filesystem::path out;
 
   [[nodiscard]] LlamaConfig model() const;
   [[nodiscard]] std::string update_name() const;  // as --update has it
+  [[nodiscard]] bool manages(const std::string& what) const;
 };
 
 // Returns the status to exit with if the program is to end here.

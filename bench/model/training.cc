@@ -57,6 +57,8 @@ Training::Training(const ModelOptions& options, c10::Device device, bool managed
                  how.prefetch_bytes = options.prefetch_bytes;
                  how.resident_bytes = options.resident_bytes;
                  how.minimum_bytes = 64 << 10;  // all matrices of the smallest shape
+                 how.gradients = options.manages("gradients");
+                 how.states = options.manages("states");
                  offloader_.manage({parameter}, how);
                }
              }),
@@ -64,7 +66,7 @@ Training::Training(const ModelOptions& options, c10::Device device, bool managed
       tokens_(random_tokens(options, options.model().vocab, kTokenSeed, device)),
       labels_(random_tokens(options, options.model().vocab, kTokenSeed + 1, device).flatten()) {}
 
-at::Tensor Training::step() {
+at::Tensor Training::forward_and_backward() {
   at::Tensor loss;
   {
     const OffloadGuard guard(offloader_);
@@ -78,9 +80,12 @@ at::Tensor Training::step() {
     loss = loss / count;
   }
   torch::autograd::backward({loss});
+  return loss.detach();
+}
+
+void Training::update() {
   optimizer_.step();
   optimizer_.zero_grad();
-  return loss.detach();
 }
 
 // The sum over these tokens. What does not fit at once runs again in backward.

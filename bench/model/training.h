@@ -22,8 +22,9 @@ class Training {
   // than the bound are on the device, but for what one update takes. Otherwise all of them stay on the device.
   Training(const ModelOptions& options, c10::Device device, bool managed);
 
-  // One step: forward, backward, update. Returns the loss, a float32 on the device.
-  at::Tensor step();
+  // One step is both of these. Returns the loss, a float32 on the device.
+  at::Tensor forward_and_backward();
+  void update();
 
   // The sum of all weights' magnitudes, for a comparison of runs.
   [[nodiscard]] double weights() const;
