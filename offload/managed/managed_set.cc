@@ -236,10 +236,8 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
   constexpr std::uint64_t kPart = 16;
   const std::uint64_t limit = device_bytes_;
   const std::uint64_t limit_of_staying = limit - limit / kPart;
-  let_go_of_arrived();
   while (gauges_.on_device.now_bytes() + bytes > limit) {
-    const std::uint64_t held = gauges_.on_device.now_bytes();
-    const std::uint64_t stays = held - std::min(held, gauges_.leaving.now_bytes());
+    const std::uint64_t stays = staying_bytes();
     if (stays + bytes > limit_of_staying) {
       if (const Stored last = last_expected(needed_in)) {
         if (!send_home(last) && last->can_leave()) {
@@ -250,6 +248,9 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
         }
         continue;
       }
+    }
+    if (let_go_of_oldest_arrived()) {
+      continue;
     }
     if (stays + bytes > limit) {
       return Room::kNotThere;
@@ -264,6 +265,12 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
     }
   }
   return Room::kThere;
+}
+
+// Of what is on the device, what no copy home has been started of.
+std::uint64_t ManagedSet::staying_bytes() const {
+  const std::uint64_t held = gauges_.on_device.now_bytes();
+  return held - std::min(held, gauges_.leaving.now_bytes());
 }
 
 // Of the storages on the device that are not in use, the one that is expected last, if that is later than in
@@ -290,31 +297,13 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
   if (gauges_.at_home.now_bytes() == 0 && gauges_.leaving.now_bytes() == 0) {
     return Room::kThere;
   }
-  struct Wanted {
-    Stored storage;
-    std::uint64_t in;
-  };
-  std::vector<Wanted> wanted;
-  {
-    const MutexLock lock(mutex_);
-    std::uint64_t ahead = 0;
-    history_.expect([&](UseHistory::Item item) EBB_REQUIRES(mutex_) {
-      const Stored& storage = storages_[item];
-      if (storage == nullptr || !storage->is_alive()) {
-        return true;
-      }
-      ahead += storage->bytes();
-      if (ahead > limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_))) {
-        return false;
-      }
-      if (!storage->is_here()) {
-        wanted.push_back({storage, history_.next_use(item)});
-      }
-      return true;
-    });
-  }
+  const std::vector<Wanted> wanted = expected_from_home();
+  leave_ahead(wanted);
   const Residency::Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
+    if (!each.is_fetched_now) {
+      break;
+    }
     const bool is_at_home = each.storage->is_at_home();
     const Room room = is_at_home ? make_room(each.storage->bytes(), each.in, copies) : Room::kThere;
     if (room != Room::kThere) {
@@ -328,6 +317,43 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
     }
   }
   return Room::kThere;
+}
+
+// Of the next uses, which storages are not on the device, as far ahead as copies home are started.
+std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home() {
+  const std::uint64_t fetched = limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_));
+  std::vector<Wanted> wanted;
+  std::uint64_t ahead = 0;
+  const MutexLock lock(mutex_);
+  history_.expect([&](UseHistory::Item item) EBB_REQUIRES(mutex_) {
+    const Stored& storage = storages_[item];
+    if (storage == nullptr || !storage->is_alive()) {
+      return true;
+    }
+    ahead += storage->bytes();
+    if (ahead > kLeaveAhead * fetched) {
+      return false;
+    }
+    if (!storage->is_here()) {
+      wanted.push_back({storage, history_.next_use(item), ahead <= fetched});
+    }
+    return true;
+  });
+  return wanted;
+}
+
+// Starts the copies home that make room for all of these, if nothing else is expected earlier.
+void ManagedSet::leave_ahead(const std::vector<Wanted>& wanted) {
+  std::uint64_t bytes = 0;
+  for (const Wanted& each : wanted) {
+    bytes += each.storage->bytes();
+    while (staying_bytes() + bytes > device_bytes_) {
+      const Stored last = last_expected(each.in);
+      if (last == nullptr || !send_home(last)) {
+        return;
+      }
+    }
+  }
 }
 
 void ManagedSet::send_home() {
@@ -415,18 +441,18 @@ bool ManagedSet::block_for_oldest() {
     } catch (...) {  // arrive_home() knows what to do
     }
   }
-  let_go_of_arrived();
+  static_cast<void>(let_go_of_oldest_arrived());
   return true;
 }
 
-// Lets go of the memory of the oldest that are home by now. Never waits.
-void ManagedSet::let_go_of_arrived() noexcept {
-  while (const std::optional<Leaving> oldest = oldest_leaving()) {
-    if (!oldest->storage->arrive_home(ManagedStorage::Wait::kNo)) {
-      return;
-    }
-    forget_leaving(oldest->number);
+// Lets go of the memory of the oldest of those that leave, if that one is home by now. Never waits.
+bool ManagedSet::let_go_of_oldest_arrived() noexcept {
+  const std::optional<Leaving> oldest = oldest_leaving();
+  if (!oldest || !oldest->storage->arrive_home(ManagedStorage::Wait::kNo)) {
+    return false;
   }
+  forget_leaving(oldest->number);
+  return true;
 }
 
 // Makes streams, or on a CPU the calling thread, wait for the oldest copies home until the memory of the others is

@@ -44,6 +44,12 @@ class StepRecorder;
 // way. Meanwhile the device has all to do that the host is ahead. On a CPU nothing runs ahead, and prefetches wait for
 // nothing.
 //
+// Note [Copies home are early]
+// Room for a fetch is there when another storage's copy home is done. So copies home start twice as far ahead as
+// fetches: of what is expected last, as much as the next fetches will ask for. The memory of what has been copied is
+// kept until somebody asks for the room, and a use before that finds the bytes. Without this, one large matrix that has
+// been written (an embedding's) leaves only when the next small one is to come, which then waits for the whole copy.
+//
 // Threads: every member may be called from any thread.
 class ManagedSet final : public DeviceHolder, public std::enable_shared_from_this<ManagedSet> {
  public:
@@ -155,6 +161,9 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
 
+  // Copies home are started so many times as far ahead as copies to the device: see Note [Copies home are early].
+  static constexpr std::uint64_t kLeaveAhead = 2;
+
   // What to do where only copies home that are under way are in the way.
   enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
   enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
@@ -173,6 +182,13 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
     }
   };
 
+  // A storage that is expected and not on the device.
+  struct Wanted {
+    Stored storage;
+    std::uint64_t in;     // so many uses
+    bool is_fetched_now;  // or only has room made
+  };
+
   struct Leaving {
     std::uint64_t number;  // of this entry alone: a storage may come back and leave again
     Stored storage;
@@ -188,8 +204,11 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
   [[nodiscard]] Room prefetch_expected(CopiesHome copies);
+  [[nodiscard]] std::uint64_t staying_bytes() const;
+  [[nodiscard]] std::vector<Wanted> expected_from_home();
+  void leave_ahead(const std::vector<Wanted>& wanted);
   bool send_home(const Stored& storage);
-  void let_go_of_arrived() noexcept;
+  bool let_go_of_oldest_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
   [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
   void forget_leaving(std::uint64_t number) noexcept;

@@ -34,11 +34,18 @@ template struct AccessTo<IsChecked, &c10::StorageImpl::has_mutable_data_ptr_chec
 
 std::atomic<bool> addresses_are_read{false};  // ManagedStorage::let_addresses_be_read
 
+// Writes only what changes: another thread that uses the bytes may be reading, and its use has set the same value.
+void set(bool& flag, bool value) {
+  if (flag != value) {
+    flag = value;
+  }
+}
+
 void refuse_access(c10::StorageImpl& storage, bool refuse) {
   const bool writes_only = addresses_are_read;
-  flag(RefusesAll(), storage) = refuse && !writes_only;
-  flag(RefusesWrites(), storage) = refuse && writes_only;
-  flag(IsChecked(), storage) = refuse;
+  set(flag(RefusesAll(), storage), refuse && !writes_only);
+  set(flag(RefusesWrites(), storage), refuse && writes_only);
+  set(flag(IsChecked(), storage), refuse);
 }
 
 // Of work that is done: what it has failed with.
@@ -180,9 +187,11 @@ void ManagedStorage::bring(c10::Stream stream) {
 }
 
 bool ManagedStorage::prefetch() noexcept {
+  Garbage garbage;
   try {
     const MutexLock lock(mutex_);
     is_wanted_ = state_ == State::kLeaving;
+    arrive_home_locked(Wait::kNo, garbage);
     if (state_ == State::kHome && !storage_.expired()) {
       start_copy_in_locked();
     }
@@ -292,11 +301,11 @@ void ManagedStorage::start_copy_in_locked() {
   After after(WaitPoint::kInAfterMemory, owner_);
   after.add(WaitPoint::kInAfterOut, left_);
   arrived_ = tier_.copy_in(memory.get(), home_, after);
-  home_.gate(WaitPoint::kInGatesBlock, arrived_);
   memory_ = std::move(memory);
   on_device_ = std::move(lease);
   at_home_ = {};
   state_ = State::kArriving;
+  home_.gate(WaitPoint::kInGatesBlock, arrived_);  // may throw: by now the copy's memory is kept
 }
 
 // Whether the copy out that is under way or done is known to have failed: the bytes then stay on the device for good.

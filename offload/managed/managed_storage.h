@@ -29,9 +29,8 @@ namespace ebb {
 // kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
 //             storage cannot free what a copy still writes to.
 // kInstalled  The StorageImpl has the memory.
-// kLeaving    A copy out is under way or done. The memory is kept until the copy is known to have succeeded or, for
-// want
-//             of room, until the owner has waited for the copy. A use gets that memory back, behind the copy. If
+// kLeaving    A copy out is under way or done. The memory is kept until its room is asked for and the copy is known to
+//             have succeeded, or the owner has waited for the copy. A use gets that memory back, behind the copy. If
 //             the copy is known to have failed, as a copy to a disk may, the StorageImpl gets the memory back for good.
 // kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
 //
@@ -94,8 +93,8 @@ class ManagedStorage {
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;
 
-  // Starts the copy in before anybody asks. Bytes that are leaving come back once their copy out is done. Returns false
-  // where the copy in cannot be started.
+  // Starts the copy in before anybody asks. Bytes that are leaving come back if their copy out is done, or else once
+  // their room is asked for and it is. Returns false where the copy in cannot be started.
   bool prefetch() noexcept;
 
   // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false where
