@@ -277,8 +277,8 @@ class Predictor::Run {
   double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
-  std::uint64_t made_again_ =
-      0;                     // of held_, what recipes have made, for which PrefetchSchedule::held_bytes leaves room
+  // The part of held_ that recipes have made, for which PrefetchSchedule::held_bytes leaves room.
+  std::uint64_t made_again_ = 0;
   std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
