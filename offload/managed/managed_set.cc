@@ -525,6 +525,13 @@ void ManagedSet::end_references() noexcept {
 void ManagedSet::forget_the_dead() {
   std::vector<Stored> dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
+  std::erase_if(leaving_, [&dead](const Leaving& each) {  // the memory would be kept until its room is asked for
+    const bool is_dead = !each.storage->is_alive();
+    if (is_dead) {
+      dead.push_back(each.storage);
+    }
+    return is_dead;
+  });
   for (Stored& each : storages_) {
     if (each != nullptr && !each->is_alive()) {
       if (!in_slot_[each->item()]) {

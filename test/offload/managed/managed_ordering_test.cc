@@ -252,6 +252,16 @@ TEST_CASE("what has been copied home stays until its room is asked for", "[manag
   CHECK(world.seen() == std::vector<float>{7, 8, 9, 7});
 }
 
+TEST_CASE("the memory that is kept of what has been copied home ends with the program's storage", "[managed]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.leave();
+  world.run();
+  CHECK(world.on_device_bytes() == kBytes);
+  world.end(it);
+  CHECK(world.on_device_bytes() == 0);
+}
+
 TEST_CASE("copies home start twice as far ahead as fetches, of what is expected last", "[managed]") {
   constexpr std::size_t kStorages = 9;
   ManagedWorld world(any_order(), {6 * kBytes, 2 * kBytes});
