@@ -107,6 +107,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
       make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
   const MutexLock lock(mutex_);
   storages_[*item] = managed;
+  largest_ = std::max(largest_, storage.nbytes());
   if (log_) {
     log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
   }
@@ -331,7 +332,7 @@ std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home() {
       return true;
     }
     ahead += storage->bytes();
-    if (ahead > kLeaveAhead * fetched) {
+    if (ahead > fetched + largest_) {
       return false;
     }
     if (!storage->is_here()) {
@@ -342,18 +343,45 @@ std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home() {
   return wanted;
 }
 
-// Starts the copies home that make room for all of these, if nothing else is expected earlier.
+// Starts the copies home that make room for all of these, if nothing else is expected earlier. What the home has
+// already needs no copy, and so stays until the room is asked for.
 void ManagedSet::leave_ahead(const std::vector<Wanted>& wanted) {
+  std::vector<Expected> here;  // a heap, with what is expected last on top
   std::uint64_t bytes = 0;
+  std::uint64_t needs_no_copy = 0;
+  bool is_known = false;
   for (const Wanted& each : wanted) {
     bytes += each.storage->bytes();
-    while (staying_bytes() + bytes > device_bytes_) {
-      const Stored last = last_expected(each.in);
-      if (last == nullptr || !send_home(last)) {
+    while (staying_bytes() + bytes > device_bytes_ + needs_no_copy) {
+      if (!std::exchange(is_known, true)) {
+        here = expected_here();
+        std::ranges::make_heap(here, {}, &Expected::in);
+      }
+      if (here.empty() || here.front().in <= each.in) {
+        return;
+      }
+      std::ranges::pop_heap(here, {}, &Expected::in);
+      const Expected last = std::move(here.back());
+      here.pop_back();
+      if (last.storage->home_has_bytes()) {
+        needs_no_copy += last.storage->bytes();
+      } else if (!send_home(last.storage)) {
         return;
       }
     }
   }
+}
+
+// The storages on the device that are not in use.
+std::vector<ManagedSet::Expected> ManagedSet::expected_here() {
+  std::vector<Expected> here;
+  const MutexLock lock(mutex_);
+  for (const Stored& each : storages_) {
+    if (each != nullptr && each->can_leave()) {
+      here.push_back({history_.next_use(each->item()), each});
+    }
+  }
+  return here;
 }
 
 void ManagedSet::send_home() {
@@ -393,21 +421,9 @@ void ManagedSet::let_go(const std::function<bool()>& enough) {
     }
     forget_leaving(oldest->number);
   }
-  struct Here {
-    std::uint64_t next_use;
-    Stored storage;
-  };
-  std::vector<Here> all_here;
-  {
-    const MutexLock lock(mutex_);
-    for (const Stored& each : storages_) {
-      if (each != nullptr && each->can_leave()) {
-        all_here.push_back({history_.next_use(each->item()), each});
-      }
-    }
-  }
-  std::ranges::stable_sort(all_here, std::ranges::greater(), &Here::next_use);
-  for (const Here& each : all_here) {
+  std::vector<Expected> all_here = expected_here();
+  std::ranges::stable_sort(all_here, std::ranges::greater(), &Expected::in);
+  for (const Expected& each : all_here) {
     if (enough()) {
       return;
     }

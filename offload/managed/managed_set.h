@@ -45,10 +45,11 @@ class StepRecorder;
 // nothing.
 //
 // Note [Copies home are early]
-// Room for a fetch is there when another storage's copy home is done. So copies home start twice as far ahead as
-// fetches: of what is expected last, as much as the next fetches will ask for. The memory of what has been copied is
-// kept until somebody asks for the room, and a use before that finds the bytes. Without this, one large matrix that has
-// been written (an embedding's) leaves only when the next small one is to come, which then waits for the whole copy.
+// Room for a fetch is there when another storage's copy home is done. So copies home start earlier than fetches, by the
+// bytes of the largest storage: of what is expected last, as much as the next fetches will ask for. The memory of what
+// has been copied is kept until somebody asks for the room, and a use before that finds the bytes. Without this, one
+// large matrix that has been written (an embedding's) leaves only when the next small one is to come, which then waits
+// for the whole copy.
 //
 // Threads: every member may be called from any thread.
 class ManagedSet final : public DeviceHolder, public std::enable_shared_from_this<ManagedSet> {
@@ -161,9 +162,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
 
-  // Copies home are started so many times as far ahead as copies to the device: see Note [Copies home are early].
-  static constexpr std::uint64_t kLeaveAhead = 2;
-
   // What to do where only copies home that are under way are in the way.
   enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
   enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
@@ -180,6 +178,12 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
       tensors = 0;
       bytes = 0;
     }
+  };
+
+  // A storage on the device that is not in use.
+  struct Expected {
+    std::uint64_t in;  // so many uses
+    Stored storage;
   };
 
   // A storage that is expected and not on the device.
@@ -207,6 +211,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] std::uint64_t staying_bytes() const;
   [[nodiscard]] std::vector<Wanted> expected_from_home();
   void leave_ahead(const std::vector<Wanted>& wanted);
+  [[nodiscard]] std::vector<Expected> expected_here();
   bool send_home(const Stored& storage);
   bool let_go_of_oldest_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
@@ -233,6 +238,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
   std::deque<Leaving> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
   std::uint64_t next_leaving_ EBB_GUARDED_BY(mutex_) = 0;
+  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;  // the bytes of the largest storage so far
   // Of evicted storages, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };

@@ -92,6 +92,11 @@ ManagedStorage::~ManagedStorage() {
   const c10::DataPtr memory = drop_locked();
 }
 
+bool ManagedStorage::home_has_bytes() {
+  const MutexLock lock(mutex_);
+  return homes_ == HomesBytes::kSame;
+}
+
 Ticket ManagedStorage::copy_home() {
   const MutexLock lock(mutex_);
   return left_;

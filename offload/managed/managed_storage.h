@@ -68,6 +68,9 @@ class ManagedStorage {
   // Whether leave() could have the bytes leave, or the storage has ended. Only a hint, too.
   [[nodiscard]] bool can_leave() const { return is_here() && !in_use_now_ && (!stays_now_ || !is_alive()); }
 
+  // Whether the home has the bytes, so that they leave without a copy.
+  [[nodiscard]] bool home_has_bytes();
+
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
 

@@ -38,11 +38,12 @@ OrderingWorld::OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limit
       runtime(make_runtime(tier, limits)),
       step(runtime->steps().of_this_thread()) {}
 
-at::Tensor OrderingWorld::make(float value) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), kBytes, runtime->tier().allocate(kBytes));
+at::Tensor OrderingWorld::make(float value, std::size_t times) {
+  const std::size_t bytes = times * kBytes;
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, runtime->tier().allocate(bytes));
   auto* const data = static_cast<float*>(storage.mutable_data());
-  tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
-  return at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(kFloats)}, {1});
+  tier->compute(tier->current_stream(), [data, value, times] { std::fill_n(data, times * kFloats, value); });
+  return at::empty({0}).set_(storage, 0, {static_cast<std::int64_t>(times * kFloats)}, {1});
 }
 
 std::unique_ptr<SavedStorage::Use> OrderingWorld::save(at::Tensor tensor) {

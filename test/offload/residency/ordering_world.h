@@ -24,7 +24,8 @@ struct Order {
 [[nodiscard]] Order any_order();
 
 // A simulated device whose kernels wait in queues as on a GPU, and an offloader's runtime over it. Tensors are kBytes
-// long; kernels fill them with one value and read that value back, so that any byte moved at the wrong time shows.
+// or a multiple long; kernels fill them with one value and read that value back, so that any byte moved at the wrong
+// time shows.
 class OrderingWorld {
  public:
   static constexpr std::size_t kFloats = 1024;
@@ -39,7 +40,7 @@ class OrderingWorld {
   OrderingWorld(Schedule schedule, std::uint64_t seed, Limits limits);
 
   // A tensor of the device, made by a kernel that has yet to run on the current stream.
-  at::Tensor make(float value);
+  at::Tensor make(float value, std::size_t times = 1);
 
   // Saves the tensor as autograd would, and lets go of it.
   std::unique_ptr<SavedStorage::Use> save(at::Tensor tensor);
