@@ -63,6 +63,14 @@ class Watched {
 
 bool is_collective(const c10::FunctionSchema& schema) { return schema.name().starts_with("c10d::"); }
 
+void wait_for_works(c10::ArrayRef<c10::IValue> results) {
+  for (const c10::IValue& result : results) {
+    if (const c10::intrusive_ptr<c10d::Work> work = work_of(result)) {
+      work->wait();
+    }
+  }
+}
+
 void hold_until_over(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<const void>& held) {
   for (const c10::IValue& result : results) {
     const c10::intrusive_ptr<c10d::Work> work = work_of(result);

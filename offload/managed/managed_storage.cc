@@ -45,7 +45,8 @@ void refuse_access(c10::StorageImpl& storage, bool refuse) {
   const bool writes_only = addresses_are_read;
   set(flag(RefusesAll(), storage), refuse && !writes_only);
   set(flag(RefusesWrites(), storage), refuse && writes_only);
-  set(flag(IsChecked(), storage), refuse);
+  // A write looks for memory that is shared until it is written only where this one is set.
+  set(flag(IsChecked(), storage), refuse || c10::impl::cow::is_cow_data_ptr(storage._mutable_data_ptr_no_checks()));
 }
 
 // Of work that is done: what it has failed with.

@@ -343,8 +343,11 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     uses->add_all(schema, torch::jit::last(*stack, schema.arguments().size()));
     uses->bring();
     operation.redispatchBoxed(below, stack);
+    const c10::ArrayRef<c10::IValue> results = torch::jit::last(*stack, schema.returns().size());
     if (uses->are_on_a_cpu()) {
-      hold_until_over(torch::jit::last(*stack, schema.returns().size()), uses);
+      hold_until_over(results, uses);
+    } else {
+      wait_for_works(results);
     }
     return;
   }
@@ -433,8 +436,8 @@ at::Tensor bytes_of(const c10::Storage& storage) {
 
 void let_addresses_be_read(bool let) {
   ManagedStorage::let_addresses_be_read(let);
-  for (const std::shared_ptr<ManagedStorage>& each : Registry::all().managed()) {
-    each->renew_refusal();
+  for (const Registry::Found& each : Registry::all().managed()) {
+    each.managed->renew_refusal();
   }
 }
 

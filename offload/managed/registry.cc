@@ -24,7 +24,7 @@ Registry::Found Registry::find(const c10::StorageImpl* storage) {
   }
   const Entry& entry = known->second;
   const bool has_work = entry.work != nullptr && !entry.work->is_over();
-  return {entry.managed.lock(), entry.set, has_work ? entry.work : nullptr};
+  return {entry.set, entry.managed.lock(), has_work ? entry.work : nullptr};
 }
 
 std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
@@ -33,12 +33,12 @@ std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
   return known == entries_.end() ? nullptr : known->second.set;
 }
 
-std::vector<std::shared_ptr<ManagedStorage>> Registry::managed() {
-  std::vector<std::shared_ptr<ManagedStorage>> all;
+std::vector<Registry::Found> Registry::managed() {
+  std::vector<Found> all;
   const SharedLock lock(mutex_);
   for (const auto& [storage, entry] : entries_) {
     if (auto managed = entry.managed.lock()) {
-      all.push_back(std::move(managed));
+      all.push_back({entry.set, std::move(managed), nullptr});
     }
   }
   return all;

@@ -27,8 +27,8 @@ class Registry {
   enum class Stays : bool { kNo, kYes };
 
   struct Found {
+    std::shared_ptr<ManagedSet> set;          // null where the storage is not known; outlives `managed`
     std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
-    std::shared_ptr<ManagedSet> set;          // null where the storage is not known
     std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
   };
 
@@ -40,7 +40,7 @@ class Registry {
   [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage);
 
   // All that come and go.
-  [[nodiscard]] std::vector<std::shared_ptr<ManagedStorage>> managed();
+  [[nodiscard]] std::vector<Found> managed();
 
   // Has the set manage the storage, or with kYes only what belongs to it: the storage then stays where it is. A storage
   // that stayed so far may be given a home later; nothing else is changed by a second call. `slot`: as for

@@ -369,3 +369,32 @@ def test_managed_training_that_is_saved_on_the_way_has_the_bits_of_a_resident_on
         for a, b in zip(state.values(), of_managed[number].values(), strict=True):
             assert torch.equal(torch.as_tensor(a).cpu(), torch.as_tensor(b).cpu())
     assert offloader.stats().managed_prefetched.bytes + offloader.stats().managed_fetched_late.bytes > 0
+
+
+COLLECTIVE = """
+import torch, ebb
+import torch.distributed as dist
+
+torch.cuda.set_device(0)
+dist.init_process_group("nccl", rank=0, world_size=1, init_method="file://" + PATH)
+home = ebb.Offloader("cuda", ebb.policies.minimum_size(1))
+gathered, *others = (torch.zeros(1 << 20, device="cuda") for _ in range(7))
+home.manage([gathered, *others], device_bytes=0, minimum_bytes=0)
+sevens = torch.full((1 << 20,), 7.0, device="cuda")
+large, part = (torch.zeros(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+torch.cuda.synchronize()
+
+works = [dist.all_gather_into_tensor(large, part, async_op=True) for _ in range(40)]  # keep the group's stream busy
+works.append(dist.all_gather_into_tensor(gathered, sevens, async_op=True))
+for other in others:
+    other.add_(1)  # which takes the room of the gathered bytes
+for work in works:
+    work.wait()
+assert torch.equal(gathered.clone(), sevens), gathered.clone()
+assert all(torch.equal(other.clone(), torch.ones_like(sevens)) for other in others)
+dist.destroy_process_group()
+"""
+
+
+def test_a_collective_on_a_managed_tensor_is_over_before_the_bytes_go_home(tmp_path):
+    run_python(f"PATH = {str(tmp_path / 'store')!r}\n" + COLLECTIVE)

@@ -449,3 +449,25 @@ assert all(os.waitpid(each, 0)[1] == 0 for each in children)
 
 def test_collectives_find_the_bytes_until_they_are_over(tmp_path):
     run_python(f"PATH = {str(tmp_path / 'store')!r}" + COLLECTIVE)
+
+
+LAZY_CLONE_WRITES = {
+    "none": lambda tensor, clone: (tensor * 1).sum(),
+    "of the tensor": lambda tensor, clone: tensor.add_(1),
+    "of several tensors": lambda tensor, clone: torch._foreach_add_([tensor], 1),
+    "of the clone": lambda tensor, clone: clone.add_(1),
+}
+
+
+@pytest.mark.parametrize("write", LAZY_CLONE_WRITES)
+def test_a_lazy_clone_of_a_managed_tensor_sees_no_later_write(write):
+    def run(tensor):
+        clone = torch._lazy_clone(tensor)
+        LAZY_CLONE_WRITES[write](tensor, clone)
+        return tensor.clone(), clone.clone()
+
+    managed = torch.arange(4096.0)
+    home = ebb.Offloader("cpu")
+    home.manage([managed], device_bytes=0, minimum_bytes=0)
+    for found, wanted in zip(run(managed), run(torch.arange(4096.0)), strict=True):
+        assert torch.equal(found, wanted)
