@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "examples/llama/config.h"
-#include "offload/adamw.h"
+#include "offload/optimizer.h"
 
 namespace ebb {
 

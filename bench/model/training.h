@@ -7,8 +7,8 @@
 
 #include "bench/model/options.h"
 #include "examples/llama/llama.h"
-#include "offload/adamw.h"
 #include "offload/offloader.h"
+#include "offload/optimizer.h"
 
 namespace ebb {
 

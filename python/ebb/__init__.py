@@ -17,7 +17,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
     no_offload     a guard inside of which saves stay
     wrap           guards each forward pass of a model
     checkpoint     saves a function's inputs only, and runs the function again in backward
-    AdamW          an optimizer whose states live where their parameters do
+    AdamW          an optimizer whose states live where their parameters do, as are Adam and SGD
     save           writes a checkpoint one tensor at a time
     policies       what leaves the device; or any function of a Candidate
     plot           draws what an offloader has held on the device
@@ -26,15 +26,17 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
 import torch as _torch  # noqa: F401  (loads LibTorch, which the extension module needs)
 
 from ebb import policies
-from ebb._adamw import AdamW
+from ebb._adam import Adam, AdamW
 from ebb._backward import wrap_backward as _wrap_backward
 from ebb._checkpoint import checkpoint
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
 from ebb._core import Stats, StepCost, TimelineSample
 from ebb._offloader import Offloader, no_offload
+from ebb._optimizer import Optimizer
 from ebb._plot import plot
 from ebb._profiler import wrap_profiler as _wrap_profiler
 from ebb._save import save
+from ebb._sgd import SGD
 from ebb._wrap import wrap
 
 _wrap_backward()
@@ -42,6 +44,8 @@ _wrap_profiler()
 
 __version__ = "0.1.0"
 __all__ = [
+    "SGD",
+    "Adam",
     "AdamW",
     "Candidate",
     "Count",
@@ -49,6 +53,7 @@ __all__ = [
     "EndOfRegion",
     "Level",
     "Offloader",
+    "Optimizer",
     "PlanReport",
     "Policy",
     "Prediction",

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from ebb import _core
-from ebb._adamw import AdamW, Joined
+from ebb._optimizer import Joined, Optimizer
 
 _PROTOCOL = 2  # as torch.save's
 
@@ -29,7 +29,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
     torch.load has all tensors on the CPU then, whatever device they were on: not all of them need fit on that.
 
-    obj: what torch.save takes. An ebb.AdamW in it is written as its state_dict(), without copies of all states.
+    obj: what torch.save takes. An ebb optimizer in it is written as its state_dict(), without copies of all states.
     path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
         the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
         elsewhere its name is the path's with a random part and ".part" behind. A link is followed, and the
@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
         return "storage", kind, key, "cpu", numel
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, AdamW):
+        if isinstance(obj, Optimizer):
             has_hooks = bool(obj._optimizer_state_dict_post_hooks)  # these expect whole tensors
             known = obj.state_dict() if has_hooks else obj.state_dict_in_parts()
             return OrderedDict, (), None, None, iter(known.items())

@@ -35,7 +35,7 @@ def assert_same_tree(found, expected):
 @pytest.mark.parametrize("update_in", ["step", "next_use"])
 @pytest.mark.parametrize("at_once", [1 << 24, 64])
 def test_training_goes_on_from_a_checkpoint(home, tmp_path, monkeypatch, mmap, update_in, at_once):
-    monkeypatch.setattr(ebb._adamw, "_ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(ebb._optimizer, "_ELEMENTS_AT_ONCE", at_once)
     plain = new_model()
     optimizer = ebb.AdamW(plain.parameters(), lr=1e-2, amsgrad=True)
     train(plain, optimizer, home)

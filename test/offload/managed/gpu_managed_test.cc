@@ -14,10 +14,10 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "offload/adamw.h"
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "offload/optimizer.h"
 #include "offload/parameters.h"
 #include "policy/minimum_size.h"
 #include "test/gpu/delays.h"

@@ -25,10 +25,10 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
-#include "offload/adamw.h"
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
 #include "offload/managed/observed_operations.h"
+#include "offload/optimizer.h"
 #include "offload/parameters.h"
 #include "streams/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
@@ -98,17 +98,25 @@ struct Named {
 };
 
 std::vector<Named> optimizers() {
-  using namespace torch::optim;  // NOLINT(google-build-using-namespace): names of options, below
+  namespace optim = torch::optim;
   return {
       {"AdamW",
-       [](const Tensors& weights) { return std::make_unique<AdamW>(weights, AdamWOptions(1e-2).weight_decay(0.1)); }},
+       [](const Tensors& weights) {
+         return std::make_unique<optim::AdamW>(weights, optim::AdamWOptions(1e-2).weight_decay(0.1));
+       }},
       {"AdamW with amsgrad",
-       [](const Tensors& weights) { return std::make_unique<AdamW>(weights, AdamWOptions(1e-2).amsgrad(true)); }},
-      {"Adam", [](const Tensors& weights) { return std::make_unique<Adam>(weights, AdamOptions(1e-2)); }},
+       [](const Tensors& weights) {
+         return std::make_unique<optim::AdamW>(weights, optim::AdamWOptions(1e-2).amsgrad(true));
+       }},
+      {"Adam", [](const Tensors& weights) { return std::make_unique<optim::Adam>(weights, optim::AdamOptions(1e-2)); }},
       {"SGD with momentum",
-       [](const Tensors& weights) { return std::make_unique<SGD>(weights, SGDOptions(1e-2).momentum(0.9)); }},
+       [](const Tensors& weights) {
+         return std::make_unique<optim::SGD>(weights, optim::SGDOptions(1e-2).momentum(0.9));
+       }},
       {"RMSprop",
-       [](const Tensors& weights) { return std::make_unique<RMSprop>(weights, RMSpropOptions(1e-3).momentum(0.5)); }},
+       [](const Tensors& weights) {
+         return std::make_unique<optim::RMSprop>(weights, optim::RMSpropOptions(1e-3).momentum(0.5));
+       }},
   };
 }
 
@@ -129,17 +137,16 @@ TEST_CASE("optimizers over managed parameters give the same bits", "[managed]") 
   }
 }
 
-// AdamW of parameters in bfloat16 as a program would write it, with masters of its own and LibTorch's AdamW.
+// An optimizer of parameters in bfloat16 as a program would write it, with masters of its own and LibTorch's optimizer.
+template <typename LibTorchs, typename Options>
 class ByHand final : public torch::optim::Optimizer {
  public:
-  ByHand(const Tensors& weights, const torch::optim::AdamWOptions& options)
-      : Optimizer(weights, std::make_unique<torch::optim::AdamWOptions>(options)),
-        inner_(masters_of(weights), options) {}
+  ByHand(const Tensors& weights, const Options& options)
+      : torch::optim::Optimizer(weights, std::make_unique<Options>(options)), inner_(masters_of(weights), options) {}
 
   at::Tensor step(LossClosure /*closure*/) override {
     const at::NoGradGuard no_grad;
-    dynamic_cast<torch::optim::AdamWOptions&>(inner_.param_groups().front().options())
-        .lr(param_groups_.front().options().get_lr());
+    inner_.param_groups().front().options().set_lr(param_groups_.front().options().get_lr());
     for (std::size_t i = 0; i < parameters().size(); ++i) {
       inner_.parameters()[i].mutable_grad() = parameters()[i].grad().to(at::kFloat);
     }
@@ -159,29 +166,58 @@ class ByHand final : public torch::optim::Optimizer {
     return masters;
   }
 
-  torch::optim::AdamW inner_;
+  LibTorchs inner_;
 };
 
-TEST_CASE("ebb's AdamW has the bits of LibTorch's, and of float32 masters", "[managed]") {
+// One of ours, and LibTorch's.
+struct Both {
+  std::string name;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&, UpdateIn)> ours;
+  MakeOptimizer libtorchs;
+};
+
+template <typename LibTorchs, typename Options>
+Both both(std::string name, const Options& options) {
+  return {std::move(name),
+          [options](const Tensors& weights, UpdateIn update) {
+            return std::make_unique<OptimizerWith<Options>>(weights, options, update);
+          },
+          [options](const Tensors& weights) -> std::unique_ptr<torch::optim::Optimizer> {
+            if (weights.front().scalar_type() == at::kBFloat16) {
+              return std::make_unique<ByHand<LibTorchs, Options>>(weights, options);
+            }
+            return std::make_unique<LibTorchs>(weights, options);
+          }};
+}
+
+std::vector<Both> ours_and_libtorchs() {
+  namespace optim = torch::optim;
+  return {both<optim::AdamW>("AdamW", optim::AdamWOptions(1e-2).weight_decay(0.1)),
+          both<optim::AdamW>("AdamW with amsgrad", optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(true)),
+          both<optim::Adam>("Adam", optim::AdamOptions(1e-2)),
+          both<optim::Adam>("Adam with amsgrad", optim::AdamOptions(1e-2).weight_decay(0.1).amsgrad(true)),
+          both<optim::SGD>("SGD", optim::SGDOptions(1e-2).weight_decay(0.1)),
+          both<optim::SGD>("SGD with momentum", optim::SGDOptions(1e-2).momentum(0.9).dampening(0.1).weight_decay(0.1)),
+          both<optim::SGD>("SGD with nesterov", optim::SGDOptions(1e-2).momentum(0.9).nesterov(true))};
+}
+
+TEST_CASE("ebb's optimizers have the bits of LibTorch's, and of float32 masters", "[managed]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kDouble, at::kBFloat16);
-  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
-  const MakeOptimizer plain = [&](const Tensors& weights) -> std::unique_ptr<torch::optim::Optimizer> {
-    if (dtype == at::kBFloat16) {
-      return std::make_unique<ByHand>(weights, options);
-    }
-    return std::make_unique<torch::optim::AdamW>(weights, options);
-  };
-  const MakeOptimizer ours = [&](const Tensors& weights) { return std::make_unique<AdamW>(weights, options); };
-  const Tensors expected = train(make_weights(dtype), plain, nullptr);
-  check_equal(expected, train(make_weights(dtype), ours, nullptr));  // nothing is managed
-  for (const std::uint64_t bound : {std::uint64_t{0}, 5 * kBytes}) {
-    for (const Setting& setting : some_settings()) {
-      INFO(setting.name << ", bound " << bound);
-      Rig rig(setting);
-      Tensors weights = make_weights(dtype);
-      rig.offloader().manage(weights, within(bound));
-      check_equal(expected, train(weights, ours, &rig.offloader()));
-      weights.clear();
+  for (const Both& optimizer : ours_and_libtorchs()) {
+    const Tensors expected = train(make_weights(dtype), optimizer.libtorchs, nullptr);
+    for (const UpdateIn update : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+      const MakeOptimizer ours = [&](const Tensors& weights) { return optimizer.ours(weights, update); };
+      check_equal(expected, train(make_weights(dtype), ours, nullptr));  // nothing is managed
+      for (const std::uint64_t bound : {std::uint64_t{0}, 5 * kBytes}) {
+        for (const Setting& setting : some_settings()) {
+          INFO(optimizer.name << ", " << setting.name << ", bound " << bound);
+          Rig rig(setting);
+          Tensors weights = make_weights(dtype);
+          rig.offloader().manage(weights, within(bound));
+          check_equal(expected, train(weights, ours, &rig.offloader()));
+          weights.clear();
+        }
+      }
     }
   }
 }
@@ -204,27 +240,27 @@ Tensors train_without_accumulation(const Tensors& weights, torch::optim::Optimiz
 TEST_CASE("updates in backward have the bits of updates in step", "[managed]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
   const bool managed_first = GENERATE(true, false);
-  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
-  const Tensors plain = make_weights(dtype);
-  AdamW in_step(plain, options);
-  const Tensors expected = train_without_accumulation(plain, in_step, 0, kSteps);
-  Rig rig(late_without_stash());
-  {
+  for (const Both& optimizer : ours_and_libtorchs()) {
+    INFO(optimizer.name);
+    const Tensors plain = make_weights(dtype);
+    const auto in_step = optimizer.libtorchs(plain);
+    const Tensors expected = train_without_accumulation(plain, *in_step, 0, kSteps);
+    Rig rig(late_without_stash());
     const Tensors weights = make_weights(dtype);
     if (managed_first) {
       rig.offloader().manage(weights, within(kBytes));
     }
-    AdamW in_backward(weights, options, UpdateIn::kBackward);
+    const auto in_backward = optimizer.ours(weights, UpdateIn::kBackward);
     if (!managed_first) {
       rig.offloader().manage(weights, within(kBytes));
     }
-    check_equal(expected, train_without_accumulation(weights, in_backward, 0, kSteps));  // step() finds no gradient
+    check_equal(expected, train_without_accumulation(weights, *in_backward, 0, kSteps));  // step() finds no gradient
   }
 }
 
 TEST_CASE("updates at the next use have the bits of updates in step", "[managed]") {
   const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
-  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1).amsgrad(GENERATE(false, true));
+  const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.1);
   const auto make = [&](UpdateIn update) -> MakeOptimizer {
     return [options, update](const Tensors& weights) { return std::make_unique<AdamW>(weights, options, update); };
   };
@@ -375,7 +411,7 @@ TEST_CASE("states that the program holds are updated without their parameter", "
       OneWeight one(rig, update, at::kBFloat16);
       one.backward(2);
       one.optimizer.step();
-      moment = dynamic_cast<const AdamWState&>(*one.optimizer.state().begin()->second).parts.front().exp_avg;
+      moment = dynamic_cast<const OptimizerState&>(*one.optimizer.state().begin()->second).parts.front().at("exp_avg");
     }
     CHECK(rig.stats().managed.tensors > 0);  // looks for what has ended
     found.push_back(moment.clone());
@@ -480,10 +516,29 @@ TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]")
     archive.load_from(stream);
     optimizer.load(archive);
     for (const auto& [key, state] : optimizer.state()) {
-      CHECK(is_managed(dynamic_cast<const AdamWState&>(*state).parts.front().exp_avg));
+      CHECK(is_managed(dynamic_cast<const OptimizerState&>(*state).parts.front().at("exp_avg")));
     }
     check_equal(expected, train_without_accumulation(weights, optimizer, kSteps / 2, kSteps));
   }
+}
+
+TEST_CASE("states that options ask for later are made then", "[managed]") {
+  const UpdateIn update = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
+  Rig rig(disk());
+  const Tensors plain = make_weights(at::kFloat);
+  const Tensors weights = make_weights(at::kFloat);
+  rig.offloader().manage(weights, within(kBytes));
+  const Both sgd = both<torch::optim::SGD>("SGD", torch::optim::SGDOptions(1e-2));
+  const auto ours = sgd.ours(weights, update);
+  const auto expected = sgd.libtorchs(plain);
+  train_without_accumulation(plain, *expected, 0, 2);
+  train_without_accumulation(weights, *ours, 0, 2);
+  for (auto* optimizer : {ours.get(), expected.get()}) {
+    for (torch::optim::OptimizerParamGroup& group : optimizer->param_groups()) {
+      dynamic_cast<torch::optim::SGDOptions&>(group.options()).momentum(0.9).dampening(0.5);
+    }
+  }
+  check_equal(train_without_accumulation(plain, *expected, 2, 6), train_without_accumulation(weights, *ours, 2, 6));
 }
 
 // As train(), from step `first` to before `last`.
@@ -509,11 +564,11 @@ Tensors all_of(const Tensors& weights, AdamW& optimizer) {
   Tensors all;
   for (const at::Tensor& weight : weights) {
     all.push_back(weight.clone());
-    const auto& state = dynamic_cast<const AdamWState&>(*optimizer.state().at(weight.unsafeGetTensorImpl()));
+    const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().at(weight.unsafeGetTensorImpl()));
     CHECK(state.step == kSteps);
-    for (const AdamWRows& part : state.parts) {
-      for (const at::Tensor& each : {part.exp_avg, part.exp_avg_sq, part.master}) {
-        all.push_back(each.defined() ? each.clone() : at::empty({0}));
+    for (const auto& part : state.parts) {
+      for (const auto& [name, tensor] : part) {
+        all.push_back(tensor.clone());
       }
     }
   }
@@ -628,10 +683,17 @@ TEST_CASE("updates in backward refuse a second gradient before step(), and lose 
   CHECK_NOTHROW(backward());
 }
 
-TEST_CASE("AdamW refuses what it cannot do") {
+TEST_CASE("ebb's optimizers refuse what they cannot do") {
+  namespace optim = torch::optim;
   const Tensors weights = make_weights(at::kFloat);
-  CHECK_THROWS_AS(AdamW(weights, torch::optim::AdamWOptions(-1)), std::invalid_argument);
-  CHECK_THROWS_AS(AdamW(weights, torch::optim::AdamWOptions(1).betas({0.9, 1})), std::invalid_argument);
+  CHECK_THROWS_AS(AdamW(weights, optim::AdamWOptions(-1)), std::invalid_argument);
+  CHECK_THROWS_AS(AdamW(weights, optim::AdamWOptions(1).betas({0.9, 1})), std::invalid_argument);
+  CHECK_THROWS_AS(Adam(weights, optim::AdamOptions(1).eps(-1)), std::invalid_argument);
+  CHECK_THROWS_AS(SGD(weights, optim::SGDOptions(1).momentum(-1)), std::invalid_argument);
+  CHECK_THROWS_AS(SGD(weights, optim::SGDOptions(1).nesterov(true)), std::invalid_argument);
+  const std::vector<optim::OptimizerParamGroup> others{{weights, std::make_unique<optim::SGDOptions>(1)}};
+  CHECK_THROWS_AS(AdamW(others), std::invalid_argument);
+  CHECK_THROWS_AS(Adam(others), std::invalid_argument);
   AdamW optimizer(weights);
   weights[0].mutable_grad() = at::ones({kWidth, kWidth}).to_sparse();
   CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
@@ -660,9 +722,9 @@ TEST_CASE("an update in parts has the bits of an update at once, and goes on fro
       AdamW optimizer({weight}, options);
       update_once(plain, expected);
       update_once(weight, optimizer);
-      const auto& state = dynamic_cast<const AdamWState&>(*optimizer.state().begin()->second);
+      const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second);
       REQUIRE(state.parts.size() == 2);
-      CHECK(is_away(state.parts[0].exp_avg));  // while the last part is here
+      CHECK(is_away(state.parts[0].at("exp_avg")));  // while the last part is here
       torch::serialize::OutputArchive archive;
       optimizer.save(archive);
       archive.save_to(saved);

@@ -15,7 +15,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "offload/adamw.h"
+#include "offload/optimizer.h"
 #include "offload/parameters.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/planning/planning_rig.h"

@@ -22,13 +22,13 @@ def new_half_model():
 
 
 class PlainWithMasters(torch.optim.Optimizer):
-    """What ebb.AdamW must equal for bfloat16: torch.optim.AdamW over float32 copies."""
+    """What ebb's optimizer must equal for bfloat16: torch's over float32 copies."""
 
-    def __init__(self, parameters, **options):
+    def __init__(self, kind, parameters, **options):
         parameters = list(parameters)
         super().__init__(parameters, {})
         self.masters = [each.detach().float().requires_grad_() for each in parameters]
-        self.inner = torch.optim.AdamW(self.masters, foreach=False, **options)
+        self.inner = getattr(torch.optim, kind)(self.masters, foreach=False, **options)
         self.param_groups = self.inner.param_groups
         self.parameters = parameters
 
@@ -45,27 +45,53 @@ class PlainWithMasters(torch.optim.Optimizer):
             parameter.grad = None
 
 
-OPTIONS = [{}, {"amsgrad": True, "weight_decay": 0.0}, {"maximize": True, "betas": (0.8, 0.9)}]
+OPTIONS = [
+    ("AdamW", {}),
+    ("AdamW", {"amsgrad": True, "weight_decay": 0.0}),
+    ("AdamW", {"maximize": True, "betas": (0.8, 0.9)}),
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
 @pytest.mark.parametrize("managed", [False, True])
-def test_float32_has_the_bits_of_torch(home, options, managed):
+def test_float32_has_the_bits_of_torch(home, kind, options, managed):
     plain, model = new_model(), new_model()
-    expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2, foreach=False, **options), home)
+    torchs = getattr(torch.optim, kind)(plain.parameters(), lr=1e-2, foreach=False, **options)
+    expected = train(plain, torchs, home)
     if managed:
         home.manage(model, device_bytes="8KiB", minimum_bytes=0)
-    assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2, **options), home), expected)
+    assert_equal(train(model, getattr(ebb, kind)(model.parameters(), lr=1e-2, **options), home), expected)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("kind", "options"), OPTIONS)
 @pytest.mark.parametrize("managed", [False, True])
-def test_bfloat16_has_the_bits_of_float32_masters(home, options, managed):
+@pytest.mark.parametrize("update_in", ["step", "next_use"])
+def test_bfloat16_has_the_bits_of_float32_masters(home, kind, options, managed, update_in):
     plain, model = new_half_model(), new_half_model()
-    expected = train(plain, PlainWithMasters(plain.parameters(), lr=1e-2, **options), home)
+    expected = train(plain, PlainWithMasters(kind, plain.parameters(), lr=1e-2, **options), home)
     if managed:
         home.manage(model, device_bytes=0, minimum_bytes=0)
-    assert_equal(train(model, ebb.AdamW(model.parameters(), lr=1e-2, **options), home), expected)
+    optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in=update_in, **options)
+    assert_equal(train(model, optimizer, home), expected)
+
+
+@pytest.mark.parametrize("update_in", ["step", "next_use"])
+def test_a_state_that_options_ask_for_later_is_made_then(home, update_in):
+    plain, model = new_model(), new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizers = [
+        torch.optim.SGD(plain.parameters(), lr=1e-2, foreach=False),
+        ebb.SGD(model.parameters(), lr=1e-2, update_in=update_in),
+    ]
+    for trained, optimizer in zip((plain, model), optimizers, strict=True):
+        steps_of(trained, optimizer)
+        optimizer.param_groups[0].update(momentum=0.9, dampening=0.5)
+    assert_equal(steps_of(model, optimizers[1]), steps_of(plain, optimizers[0]))
 
 
 def steps_of(model, optimizer):
@@ -78,14 +104,15 @@ def steps_of(model, optimizer):
     return [each.detach().clone() for each in model.parameters()]
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
 @pytest.mark.parametrize("make", [new_model, new_half_model])
 @pytest.mark.parametrize("managed", [False, True])
-def test_an_update_in_backward_is_the_update_in_step(home, make, managed):
+def test_an_update_in_backward_is_the_update_in_step(home, kind, make, managed):
     plain, model = make(), make()
-    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2))
+    expected = steps_of(plain, getattr(ebb, kind)(plain.parameters(), lr=1e-2))
     if managed:
         home.manage(model, device_bytes=0, minimum_bytes=0)
-    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="backward")
+    optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in="backward")
     assert_equal(steps_of(model, optimizer), expected)
     model(torch.arange(8)).sum().backward()
     assert all(each.grad is None for each in model.parameters())
@@ -106,7 +133,8 @@ def test_updates_in_backward_refuse_to_accumulate_and_lose_nothing():
 
 
 @pytest.mark.parametrize(
-    "options", [{"lr": "1e-3"}, {"lr": None}, {"betas": 0.9}, {"betas": (0.9,)}, {"betas": ("a", 0.9)}, {"eps": True}]
+    "options",
+    [{"lr": "1e-3"}, {"lr": torch.ones(2)}, {"lr": None}, {"betas": 0.9}, {"betas": (0.9,)}, {"betas": ("a", 0.9)}, {"eps": True}]
 )
 def test_options_of_other_types_are_value_errors(options):
     with pytest.raises(ValueError, match="ebb: AdamW got"):
@@ -117,7 +145,7 @@ def test_options_of_other_types_are_value_errors(options):
 @pytest.mark.parametrize("how", [{}, {"device_bytes": "8KiB"}, {"resident_bytes": "8KiB"}, {"states": False}])
 @pytest.mark.parametrize("elements_at_once", [1 << 24, 40])
 def test_an_update_at_the_next_use_is_the_update_in_step(monkeypatch, home, make, how, elements_at_once):
-    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", elements_at_once)
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", elements_at_once)
     plain, model = make(), make()
     expected = train(plain, ebb.AdamW(plain.parameters(), lr=1e-2), home)
     home.manage(model, **({"device_bytes": 0, "minimum_bytes": 0} | how))
@@ -208,7 +236,7 @@ def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
     def fail(*arguments, **named):
         raise LookupError("no kernel")
 
-    monkeypatch.setattr("ebb._adamw.adamw", fail)
+    monkeypatch.setattr("ebb._adam.adamw", fail)
     with pytest.raises(LookupError, match="no kernel"):
         weight.sum()
     weight.sum()
@@ -232,7 +260,7 @@ def test_states_are_managed_beside_their_parameters(home):
 @pytest.mark.parametrize("managed", [False, True])
 @pytest.mark.parametrize("elements_at_once", [1 << 24, 40])
 def test_training_goes_on_from_a_checkpoint(monkeypatch, home, tmp_path, make, managed, elements_at_once):
-    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", elements_at_once)
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", elements_at_once)
     plain = make()
     optimizer = ebb.AdamW(plain.parameters(), lr=1e-2)
     train(plain, optimizer, contextlib.nullcontext())
@@ -332,6 +360,44 @@ def test_a_state_dict_is_a_copy_and_is_copied(home, managed):
         assert_equal(steps_of(model, optimizer), expected)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_states_of_torchs_sgd_are_taken(momentum):
+    plain, model = new_model(), new_model()
+    torchs = torch.optim.SGD(plain.parameters(), lr=1e-2, momentum=momentum, foreach=False)
+    steps_of(plain, torchs)
+    model.load_state_dict(plain.state_dict())
+    optimizer = ebb.SGD(model.parameters(), lr=7.0)
+    optimizer.load_state_dict(torchs.state_dict())
+    assert_equal(steps_of(model, optimizer), steps_of(plain, torchs))
+
+
+def test_a_state_dict_that_does_not_fit_changes_nothing(home):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2)
+    steps_of(model, optimizer)
+    before = copy.deepcopy(optimizer.state_dict())
+    for wrong in (torch.ones(3), "text"):
+        states = copy.deepcopy(before)
+        states["state"][2]["exp_avg"] = wrong
+        states["state"][0]["exp_avg"].fill_(7.0)
+        with pytest.raises(ValueError, match="ebb: exp_avg of parameter 2 is"):
+            optimizer.load_state_dict(states)
+        found = optimizer.state_dict()
+        assert found["state"].keys() == before["state"].keys()
+        for number, state in before["state"].items():
+            assert_equal(list(found["state"][number].values()), list(state.values()))
+
+
+def test_a_parameter_without_a_state_has_none_after_loading():
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    optimizer = ebb.AdamW(weights)
+    weights[0].sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert weights[0] in optimizer.state and weights[1] not in optimizer.state
+
+
 def test_states_of_torchs_optimizer_are_taken():
     plain = new_half_model()
     torchs = torch.optim.AdamW(plain.parameters(), lr=1e-2)
@@ -378,6 +444,12 @@ def test_options_out_of_range_are_refused(options):
         ebb.AdamW(new_model().parameters(), **options)
 
 
+@pytest.mark.parametrize("options", [{"momentum": -1}, {"nesterov": True}, {"momentum": 0.9, "dampening": 0.1, "nesterov": True}])
+def test_options_of_sgd_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match="ebb: SGD"):
+        ebb.SGD(new_model().parameters(), **options)
+
+
 def test_sparse_gradients_are_refused():
     embedding = torch.nn.Embedding(8, 4, sparse=True)
     embedding(torch.arange(3)).sum().backward()
@@ -389,7 +461,7 @@ def test_sparse_gradients_are_refused():
 def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make):
     expected_model, model = make(), make()
     expected = train(expected_model, ebb.AdamW(expected_model.parameters(), lr=1e-2, amsgrad=True), home)
-    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", 40)
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", 40)
     optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
     assert_equal(train(model, optimizer, home), expected)
     states = optimizer.state_dict()["state"].values()
@@ -407,7 +479,7 @@ class RowsAreCopies(torch.Tensor):
 
 
 def test_a_tensor_whose_rows_are_copies_is_updated_whole(monkeypatch):
-    monkeypatch.setattr("ebb._adamw._ELEMENTS_AT_ONCE", 4)
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", 4)
     updated = []
     for kind in (torch.Tensor, RowsAreCopies):
         parameter = torch.ones(8, 4).as_subclass(kind).requires_grad_()

@@ -1,29 +1,28 @@
-"""AdamW whose states live where their parameters do."""
+"""Optimizers whose states live where their parameters do."""
 
 import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch.optim.adamw import adamw
 
 from ebb import _core
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_TENSORS = (*_MOMENTS, "master")
+UpdateIn = Literal["step", "backward", "next_use"]
+
 _ELEMENTS_AT_ONCE = 1 << 24
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class AdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov, Hutter, 2019), with a float32 master of each parameter in bfloat16 or half.
+class Optimizer(torch.optim.Optimizer):
+    """What AdamW, Adam and SGD have in common; these say how a parameter is updated.
 
-    Parameters in float32 and double get the bits of torch.optim.AdamW(foreach=False). A master is updated by the
-    gradient in float32, and then rounded to the parameter. States and masters of parameters that Offloader.manage has
-    been given are managed beside them: with the parameters in host memory, or without a GPU on the disk, and on the
-    device around their uses only.
+    Parameters in float32 and double get the bits of torch's optimizer with foreach=False. Parameters in bfloat16 and half
+    have a master in float32, which is updated by the gradient in float32, and then rounded to the parameter. States and
+    masters of parameters that Offloader.manage has been given are managed beside them: with the parameters in host
+    memory, or without a GPU on the disk, and on the device around their uses only.
 
     Parameters of more than 16 million elements are updated in parts of so many, or of one row. Their states are in such
     parts, too, each of which comes and goes by itself: state[parameter]["parts"] has a dict for each.
@@ -32,7 +31,9 @@ class AdamW(torch.optim.Optimizer):
         "backward": each parameter is updated as soon as its gradient is whole, and the gradient is let go of, so that no
         more than a few gradients are alive at once. One backward pass is one step then: no accumulation over
         micro-batches, and no clipping by the norm of all gradients. A parameter's second gradient before step() or
-        zero_grad() is a RuntimeError, raised by backward. step() updates what still has a gradient.
+        zero_grad() is a RuntimeError, raised by backward. step() updates what still has a gradient. A weight that shares
+        its memory with another by other means than a view (set_(), .data) is changed under the other's backward, which
+        cannot tell.
         "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
         one of these is used next, on whatever thread: mostly in the next forward pass, which computes while states come
         and go. What a program reads is what "step" gives. A gradient that the program lets go of lives until the update;
@@ -50,34 +51,47 @@ class AdamW(torch.optim.Optimizer):
     saved.
     """
 
-    _update_in = "step"
+    # All that a subclass says. `group` has the subclass's options.
+    _states: ClassVar[tuple[str, ...]] = ()  # the names of the states that there may be, as torch's optimizer has them
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        update_in: Literal["step", "backward", "next_use"] = "step",
+    @staticmethod
+    def _check(group: dict[str, Any]) -> None:
+        """Raises ValueError."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _wanted(group: dict[str, Any]) -> tuple[str, ...]:
+        """The names of the states that an update takes."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _update_rows(
+        target: torch.Tensor,
+        gradient: torch.Tensor,
+        states: dict[str, torch.Tensor],
+        new: set[str],
+        steps: torch.Tensor,
+        group: dict[str, Any],
     ) -> None:
+        """Updates some rows of a parameter, or of its master. `new`: which states are zeros. `steps`: before this one."""
+        raise NotImplementedError
+
+    _update_in: UpdateIn = "step"
+
+    def __init__(self, params: Any, defaults: dict[str, Any], update_in: UpdateIn) -> None:
         if update_in not in ("step", "backward", "next_use"):
             raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step", "backward" or "next_use"')
         self._update_in = update_in
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._updated: set[int] = set()  # the id of each parameter updated in backward since the last step()
         weakref.finalize(self, _remove, self._hooks)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize})
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            _check(group)
+            self._check(group)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -102,7 +116,7 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not self._update_at_next_use(parameter, group):
+                if parameter.grad is not None:
                     self._update(parameter, group)
         self._end_step()
         return loss
@@ -133,35 +147,50 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's. States keep their own type, and are managed where their parameters are. Takes what
-        torch.optim.AdamW has saved, too: masters are then made of the parameters. Hooks around this call do not see the
-        moments and masters, which come one by one: all at once they would not fit.
+        """As torch's. States keep their own type, and are managed where their parameters are. Takes what torch's optimizer
+        has saved, too: masters are then made of the parameters. Hooks around this call do not see the states and masters,
+        which come one by one: all at once they would not fit. Raises ValueError, and changes nothing, where a state has
+        other sizes than its parameter.
         """
+        names = (*self._states, "master")
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        tensors = {
+            number: {name: value for name, value in state.items() if name in names and value is not None}
+            for number, state in state_dict["state"].items()
+        }
+        for number, parameter in zip(numbers, parameters, strict=False):  # torch refuses another number of parameters
+            for name, value in tensors.get(number, {}).items():
+                if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+                    found = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+                    raise ValueError(
+                        f"ebb: {name} of parameter {number} is {found}, and must be a tensor of {tuple(parameter.shape)}"
+                    )
         others = {
-            number: {name: copy.deepcopy(value) for name, value in state.items() if name not in _TENSORS}
+            number: {name: copy.deepcopy(value) for name, value in state.items() if name not in names}
             for number, state in state_dict["state"].items()
         }
         for state in others.values():
             if "step" in state and not isinstance(state["step"], torch.Tensor):  # as old checkpoints of torch's have it
                 state["step"] = torch.tensor(float(state["step"]), dtype=_type_of_steps())
         super().load_state_dict({**state_dict, "state": others})
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
+            if not tensors.get(number):
+                continue
             state = self.state[parameter]
             ranges = _ranges(parameter)
             parts = [state] if len(ranges) == 1 else [{} for _ in ranges]
-            for name, value in state_dict["state"].get(number, {}).items():
-                if name in _TENSORS:
-                    for rows, part in zip(ranges, parts, strict=True):
-                        own = value[rows].to(parameter.device, _state_type(parameter), copy=True)
-                        part[name] = _beside(parameter, own)
-            if len(ranges) > 1 and parts[0]:
+            for name, value in tensors[number].items():
+                for rows, part in zip(ranges, parts, strict=True):
+                    own = value[rows].to(parameter.device, _state_type(parameter), copy=True)
+                    part[name] = _beside(parameter, own)
+            if len(ranges) > 1:
                 state["parts"] = parts
 
     def __getstate__(self) -> dict[str, Any]:
         if self._update_in == "backward":
-            raise TypeError('ebb: an AdamW with update_in="backward" cannot be copied or pickled; its state_dict() can')
+            name = type(self).__name__
+            raise TypeError(f'ebb: {name} with update_in="backward" cannot be copied or pickled; its state_dict() can')
         return super().__getstate__()
 
     def _end_step(self) -> None:
@@ -173,8 +202,8 @@ class AdamW(torch.optim.Optimizer):
             if parameter.grad is not None and any(each is parameter for each in group["params"]):
                 if id(parameter) in self._updated:
                     raise RuntimeError(
-                        'ebb: AdamW with update_in="backward" got a parameter\'s second gradient before step(). Each '
-                        "backward pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
+                        f"ebb: {type(self).__name__} with update_in=\"backward\" got a parameter's second gradient before "
+                        "step(). Each backward pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
                         'update_in="step"'
                     )
                 self._updated.add(id(parameter))
@@ -186,111 +215,95 @@ class AdamW(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
-            raise RuntimeError("ebb: AdamW does not support sparse gradients")
-        state, parts = self._state_of(parameter, group)
-        _update_parts(parameter, gradient, parts, state["step"], group)
+            raise RuntimeError(f"ebb: {type(self).__name__} does not support sparse gradients")
+        plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
+        may_wait = self._update_in == "next_use" and plain and "step" in self.state[parameter]
+        state, parts, new = self._state_of(parameter, group)
+        if not may_wait or not self._postpone(parameter, gradient, parts, new, state["step"], group):
+            _update_parts(type(self), parameter, gradient, parts, new, state["step"], group)
         state["step"] += 1
 
-    @torch.no_grad()
-    def _update_at_next_use(self, parameter: torch.Tensor, group: dict[str, Any]) -> bool:
-        """False where the update cannot wait: some of what it takes may be used without being seen, or is new."""
-        gradient = parameter.grad
-        assert gradient is not None
-        plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
-        if self._update_in != "next_use" or not plain or gradient.is_sparse or "step" not in self.state[parameter]:
-            return False
-        state, parts = self._state_of(parameter, group)
-        names = [[name for name in _TENSORS if name in part] for part in parts]
+    def _postpone(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        parts: list[dict[str, Any]],
+        new: set[str],
+        steps: torch.Tensor,
+        group: dict[str, Any],
+    ) -> bool:
+        """False where the update cannot wait: some of what it takes may be used without being seen."""
+        names = [[name for name in (*self._states, "master") if name in part] for part in parts]
         others = [gradient, *(part[name] for part, known in zip(parts, names, strict=True) for name in known)]
-        steps, options = state["step"].clone(), _as_of_now(group)
+        kind, steps_before = type(self), steps.clone()
+        options = {name: _as_of_now(value) for name, value in group.items() if name != "params"}
 
         def update(target: torch.Tensor, taken: list[torch.Tensor]) -> None:
             tensors = iter(taken)
             from_gradient = next(tensors)
             taken_parts = [{name: next(tensors) for name in known} for known in names]
-            _update_parts(target, from_gradient, taken_parts, steps, options)
+            _update_parts(kind, target, from_gradient, taken_parts, new, steps_before, options)
 
         waits = _core.postpone(parameter, others, update)
         if waits:
-            state["step"] += 1
             torch.autograd.graph.increment_version(parameter)  # as the update would
         return waits
 
     def _state_of(
         self, parameter: torch.Tensor, group: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The parameter's state, and where its tensors are, by parts of the parameter."""
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
+        """The parameter's state, where its tensors are, by parts of the parameter, and which of these are new."""
         state: dict[str, Any] = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.tensor(0.0, dtype=_type_of_steps())
         ranges = _ranges(parameter)
         parts = [state] if len(ranges) == 1 else state.setdefault("parts", [{} for _ in ranges])
         dtype = _state_type(parameter)
+        new: set[str] = set()
         for rows, part in zip(ranges, parts, strict=True):
             if dtype != parameter.dtype and "master" not in part:
                 part["master"] = _beside(parameter, parameter.detach()[rows].to(dtype))
-            for name in _MOMENTS if group["amsgrad"] else _MOMENTS[:2]:
+            for name in self._wanted(group):
                 if name not in part:
                     like = parameter.detach()[rows]
                     zeros = torch.zeros_like(like, dtype=dtype, memory_format=torch.preserve_format)
                     part[name] = _beside(parameter, zeros)
-        return state, parts
+                    new.add(name)
+        return state, parts, new
 
 
-def _as_of_now(group: dict[str, Any]) -> dict[str, Any]:
-    """The group's options, none of which changes when the program writes to the group's tensors and lists."""
-    options = {name: value for name, value in group.items() if name != "params"}
-    options["betas"] = tuple(options["betas"])
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+def _as_of_now(option: Any) -> Any:
+    """The option, which stays what it is when the program writes to its tensors and lists."""
+    if isinstance(option, torch.Tensor):
+        return option.clone()
+    return tuple(map(_as_of_now, option)) if isinstance(option, list | tuple) else option
 
 
 def _update_parts(
+    kind: type[Optimizer],
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     parts: list[dict[str, Any]],
+    new: set[str],
     steps: torch.Tensor,
     options: dict[str, Any],
 ) -> None:
+    names = (*kind._states, "master")
     all_parts = _core.OnDevice([parameter, gradient])
     try:
         for rows, part in zip(_ranges(parameter), parts, strict=True):
-            one_part = _core.OnDevice([part[name] for name in _TENSORS if name in part])
+            one_part = _core.OnDevice([part[name] for name in names if name in part])
             try:
-                _update_rows(parameter[rows], gradient[rows], part, steps, options)
+                master = part.get("master")
+                if master is None:
+                    kind._update_rows(parameter[rows], gradient[rows], part, new, steps, options)
+                else:
+                    kind._update_rows(master, gradient[rows].float(), part, new, steps, options)
+                    parameter[rows].copy_(master)
             finally:
                 one_part.end()
     finally:
         all_parts.end()
-
-
-def _update_rows(
-    parameter: torch.Tensor,
-    gradient: torch.Tensor,
-    part: dict[str, Any],
-    steps: torch.Tensor,
-    options: dict[str, Any],
-) -> None:
-    master = part.get("master")
-    adamw(
-        [parameter if master is None else master],
-        [gradient if master is None else gradient.float()],
-        [part["exp_avg"]],
-        [part["exp_avg_sq"]],
-        [part["max_exp_avg_sq"]] if options["amsgrad"] else [],
-        [steps.clone()],  # adamw() adds 1
-        foreach=False,
-        fused=False,
-        has_complex=parameter.is_complex(),
-        amsgrad=options["amsgrad"],
-        beta1=options["betas"][0],
-        beta2=options["betas"][1],
-        lr=options["lr"],
-        weight_decay=options["weight_decay"],
-        eps=options["eps"],
-        maximize=options["maximize"],
-    )
-    if master is not None:
-        parameter.copy_(master)
 
 
 def _ranges(parameter: torch.Tensor) -> list[Any]:
@@ -315,9 +328,8 @@ class Joined:
 
 def _joined(state: dict[str, Any]) -> dict[str, Any]:
     joined = {name: value for name, value in state.items() if name != "parts"}
-    for name in _TENSORS:
-        if name in state.get("parts", [{}])[0]:
-            joined[name] = Joined([part[name] for part in state["parts"]])
+    for name in state.get("parts", [{}])[0]:
+        joined[name] = Joined([part[name] for part in state["parts"]])
     return joined
 
 
@@ -352,14 +364,15 @@ def _copy(value: Any) -> Any:
     return value.clone() if value.is_cpu else value.cpu()
 
 
-def _check(group: dict[str, Any]) -> None:
-    for name in ("lr", "eps", "weight_decay"):
-        if not _is_number(group[name]) or not group[name] >= 0:
-            raise ValueError(f"ebb: AdamW got {name}={group[name]!r}, and takes a number of at least 0")
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2 or not all(_is_number(b) and 0 <= b < 1 for b in betas):
-        raise ValueError(f"ebb: AdamW got betas={betas!r}, and takes two numbers in [0, 1)")
+def is_number(value: Any) -> bool:
+    """Whether torch's optimizers take the value for a number."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+def check_at_least_0(kind: str, group: dict[str, Any], *names: str) -> None:
+    """Raises ValueError for options of these names that are no numbers of at least 0."""
+    for name in names:
+        if not is_number(group[name]) or not group[name] >= 0:
+            raise ValueError(f"ebb: {kind} got {name}={group[name]!r}, and takes a number of at least 0")

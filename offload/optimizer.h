@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+
+#include "streams/base/mutex.h"
+
+namespace ebb {
+
+struct UpdateRule;
+
+// When an optimizer updates parameters.
+enum class UpdateIn : std::uint8_t {
+  kStep,  // in step()
+
+  // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
+  // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
+  // the norm of all gradients: a parameter's second gradient before step() or zero_grad() is a c10::Error, thrown by
+  // backward, and the gradient stays. A backward pass inside of another (a reentrant checkpoint) has a part of a
+  // gradient: do not use the two together. step() updates what still has a gradient. A weight that shares its memory
+  // with another by other means than a view (set_data) is changed under the other's backward, which cannot tell.
+  kBackward,
+
+  // In step(), or for parameters that Offloader::manage has been given, with their gradients and states, when one of
+  // these is used next, on whatever thread: mostly in the next forward pass, which computes while states come and go.
+  // The update runs on the stream of step(), which must still be there, and every use is ordered behind the update. So
+  // what a program reads is what kStep gives, and the differences are: a gradient that the program lets go of lives
+  // until the update; an error in an update comes from the use (where the device has no memory for the parameter and
+  // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
+  // step(), does not see the update there.
+  kNextUse,
+};
+
+// What an optimizer knows of one parameter.
+struct OptimizerState final : torch::optim::OptimizerCloneableParamState<OptimizerState> {
+  std::int64_t step = 0;  // how many updates there have been
+
+  // By name, as LibTorch's optimizer calls them ("exp_avg", "momentum_buffer"), and "master": the parameter in float32,
+  // of one in bfloat16 or half. Each element of the vector has some rows of the parameter, its elements with these
+  // indices in the first dimension, and they follow one another. One element, unless the parameter is large.
+  std::vector<std::map<std::string, at::Tensor>> parts;
+
+  // An archive has each tensor whole.
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+// An optimizer whose states are where its parameters are. AdamW, Adam and SGD, below, say how parameters are updated.
+//
+// Parameters in float32 and double get the bits of LibTorch's optimizer, because the same operations run in the same
+// order. Parameters in bfloat16 and half have a master in float32, which is updated by the gradient in float32, and
+// then rounded to the parameter.
+//
+// States and masters of parameters that Offloader::manage has been given are managed in the same set, and so are on the
+// device around their uses only. Other parameters' states stay beside them. Parameters of more than 16 million elements
+// are updated in parts of so many, or of one row, and have their states in such parts, each of which comes and goes by
+// itself.
+//
+// A weight that the program writes after the first step is overwritten by its master: load weights before that, or with
+// the states. Parameters of groups that are added later are updated in step().
+//
+// Learning-rate schedulers, parameter groups and the norm's clipping are those of LibTorch. An archive of save() has
+// copies of all states in host memory until it is written.
+//
+// Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
+// Errors: std::invalid_argument for options out of their range or of another optimizer, c10::Error for sparse gradients
+// and for an archive with another optimizer's options. Where the device's memory does not suffice, step() throws
+// c10::OutOfMemoryError with some parameters updated and others not: go on from what was saved.
+class Optimizer : public torch::optim::Optimizer {
+ public:
+  ~Optimizer() override;
+  Optimizer(Optimizer&&) = delete;
+  Optimizer& operator=(Optimizer&&) = delete;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Updates every parameter that has a gradient. Returns what `closure` returns, which is called first, with gradients.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  // As LibTorch's. Call it by this class, whose step it ends with UpdateIn::kBackward.
+  void zero_grad(bool set_to_none = true);
+
+ protected:
+  Optimizer(const UpdateRule& rule, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+            std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update);
+
+  // After an archive has been read: puts every state beside its parameter.
+  void place_loaded_states();
+
+ private:
+  void update_in_backward(const at::Tensor& parameter);
+  void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  bool update_at_next_use(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  OptimizerState& state_of(const at::Tensor& parameter);
+
+  const UpdateRule& rule_;
+  const UpdateIn update_in_;
+  Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
+  std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
+  std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
+};
+
+// `Options`: those of LibTorch's optimizer of the same name.
+template <typename Options>
+class OptimizerWith final : public Optimizer {
+ public:
+  explicit OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults = {},
+                         UpdateIn update = UpdateIn::kStep);
+  explicit OptimizerWith(std::vector<at::Tensor> parameters, Options defaults = {}, UpdateIn update = UpdateIn::kStep);
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+};
+
+// Loshchilov, Hutter: Decoupled Weight Decay Regularization, 2019.
+using AdamW = OptimizerWith<torch::optim::AdamWOptions>;
+
+// Kingma, Ba: Adam: A Method for Stochastic Optimization, 2015. With amsgrad: Reddi, Kale, Kumar: On the Convergence of
+// Adam and Beyond, 2018.
+using Adam = OptimizerWith<torch::optim::AdamOptions>;
+
+// Stochastic gradient descent, with momentum as in Sutskever and others: On the importance of initialization and
+// momentum in deep learning, 2013. Without momentum only masters are kept.
+using SGD = OptimizerWith<torch::optim::SGDOptions>;
+
+}  // namespace ebb

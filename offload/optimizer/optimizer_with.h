@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/serialize.h>
+#include <torch/serialize/archive.h>
+
+#include "offload/optimizer.h"
+#include "offload/optimizer/update_rule.h"
+
+namespace ebb {
+
+// Of these options, for the definitions below.
+template <typename Options>
+const UpdateRule& rule_of();
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
+                                      UpdateIn update)
+    : Optimizer(rule_of<Options>(), groups, std::make_unique<Options>(std::move(defaults)), update) {}
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(std::vector<at::Tensor> parameters, Options defaults, UpdateIn update)
+    : OptimizerWith({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update) {}
+
+template <typename Options>
+void OptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<OptimizerState, Options>(archive, *this);
+}
+
+template <typename Options>
+void OptimizerWith<Options>::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<OptimizerState, Options>(archive, *this);
+  place_loaded_states();
+}
+
+}  // namespace ebb
