@@ -17,6 +17,8 @@
 
 namespace ebb {
 
+class Background;
+class HostCopy;
 struct UpdateRule;
 
 // When an optimizer updates parameters.
@@ -39,6 +41,20 @@ enum class UpdateIn : std::uint8_t {
   // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
   // step(), does not see the update there.
   kNextUse,
+};
+
+// Which processor updates parameters.
+enum class UpdateOn : std::uint8_t {
+  // The parameter's device, to which the states come.
+  kDevice,
+
+  // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
+  // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
+  // does.
+  // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
+  // differs from kDevice's by some units in the last place. Parameters with a tensor that is not at home (resident, or
+  // refused by a full host) are updated on the device. On a CPU this is a choice of kernels alone.
+  kCpu,
 };
 
 // What an optimizer knows of one parameter.
@@ -92,7 +108,7 @@ class Optimizer : public torch::optim::Optimizer {
 
  protected:
   Optimizer(const UpdateRule& rule, const std::vector<torch::optim::OptimizerParamGroup>& groups,
-            std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update);
+            std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update_in, UpdateOn update_on);
 
   // After an archive has been read: puts every state beside its parameter.
   void place_loaded_states();
@@ -101,13 +117,17 @@ class Optimizer : public torch::optim::Optimizer {
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   bool update_at_next_use(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  bool update_in_background(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   OptimizerState& state_of(const at::Tensor& parameter);
 
   const UpdateRule& rule_;
   const UpdateIn update_in_;
+  const UpdateOn update_on_;
   Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
-  std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
+  std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);        // in backward, since the last step()
+  std::vector<std::shared_ptr<HostCopy>> copies_ EBB_GUARDED_BY(mutex_);  // of gradients, which may be under way
   std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
+  const std::unique_ptr<Background> background_;
 };
 
 // `Options`: those of LibTorch's optimizer of the same name.
@@ -115,8 +135,9 @@ template <typename Options>
 class OptimizerWith final : public Optimizer {
  public:
   explicit OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults = {},
-                         UpdateIn update = UpdateIn::kStep);
-  explicit OptimizerWith(std::vector<at::Tensor> parameters, Options defaults = {}, UpdateIn update = UpdateIn::kStep);
+                         UpdateIn update_in = UpdateIn::kStep, UpdateOn update_on = UpdateOn::kDevice);
+  explicit OptimizerWith(std::vector<at::Tensor> parameters, Options defaults = {},
+                         UpdateIn update_in = UpdateIn::kStep, UpdateOn update_on = UpdateOn::kDevice);
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

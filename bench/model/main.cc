@@ -100,6 +100,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
                      {"parameters", parameter_count(options.model())},
                      {"dtype", options.dtype},
                      {"update", options.update_name()},
+                     {"update_on", options.update_on == UpdateOn::kCpu ? "cpu" : "device"},
                      {"home", options.home},
                      {"batch", options.batch},
                      {"sequence", options.sequence},

@@ -53,6 +53,8 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       ->type_name("WHEN")
       ->transform(CLI::CheckedTransformer(kUpdates).description(""))
       ->default_str("backward");
+  app.add_flag_callback(
+      "--update-on-cpu", [&] { options.update_on = UpdateOn::kCpu; }, "Update on the CPU, at home: other roundings");
   app.add_option("--cap", options.cap_bytes, "The most memory that LibTorch may take from the GPU")
       ->transform(size_text());
   app.add_option("--managed", options.managed_bytes, "The most bytes of managed tensors on the device; default: 6GB")

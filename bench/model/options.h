@@ -21,6 +21,7 @@ struct ModelOptions {
   std::string dtype = "bfloat16";
   std::string device = "auto";
   UpdateIn update = UpdateIn::kBackward;
+  UpdateOn update_on = UpdateOn::kDevice;
   std::optional<std::uint64_t> cap_bytes;                // of the device's memory
   std::uint64_t managed_bytes = 6'000'000'000;           // Parameters::device_bytes, without a budget
   std::optional<std::uint64_t> budget_bytes;             // Options::device_budget, whose plan decides about all

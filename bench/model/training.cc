@@ -62,7 +62,7 @@ Training::Training(const ModelOptions& options, c10::Device device, bool managed
                  offloader_.manage({parameter}, how);
                }
              }),
-      optimizer_(model_.parameters(), torch::optim::AdamWOptions(kLearningRate), options.update),
+      optimizer_(model_.parameters(), torch::optim::AdamWOptions(kLearningRate), options.update, options.update_on),
       tokens_(random_tokens(options, options.model().vocab, kTokenSeed, device)),
       labels_(random_tokens(options, options.model().vocab, kTokenSeed + 1, device).flatten()) {}
 

@@ -335,7 +335,7 @@ std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home() {
     if (ahead > fetched + largest_) {
       return false;
     }
-    if (!storage->is_here()) {
+    if (!storage->is_here() && !storage->is_about_to_change()) {
       wanted.push_back({storage, history_.next_use(item), ahead <= fetched});
     }
     return true;

@@ -63,6 +63,12 @@ std::optional<std::string> failure_of(const Ticket& done) {
   }
 }
 
+void wait_on_host(WaitPoint why, const Ticket& ticket) {
+  if (ticket != nullptr && in_force(why)) {
+    ticket->synchronize();
+  }
+}
+
 const void* data_without_checks(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().get(); }
 
 }  // namespace
@@ -192,10 +198,46 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
 }
 
+void* ManagedStorage::begin_use_at_home() {
+  Garbage garbage;
+  const MutexLock lock(mutex_);
+  if (uses_ > 0 || !tier_.blocks_are_memory()) {
+    return nullptr;
+  }
+  if (state_ == State::kInstalled || state_ == State::kArriving) {
+    leave_locked(garbage);
+  }
+  if (state_ != State::kLeaving && state_ != State::kHome) {
+    return nullptr;
+  }
+  wait_on_host(WaitPoint::kAtHomeAfterOut, left_);
+  arrive_home_locked(Wait::kYes, garbage);
+  garbage.storage = storage_.lock();
+  if (state_ != State::kHome || !garbage.storage || is_replaced_while_away_locked(*garbage.storage)) {
+    return nullptr;
+  }
+  for (const Ticket& user : home_.gates()) {
+    wait_on_host(WaitPoint::kAtHomeAfterUsers, user);
+  }
+  ++uses_;
+  in_use_now_ = true;
+  return home_.data();
+}
+
+void ManagedStorage::end_use_at_home() noexcept {
+  const MutexLock lock(mutex_);
+  --uses_;
+  in_use_now_ = uses_ > 0;
+  homes_ = HomesBytes::kSame;
+}
+
 bool ManagedStorage::prefetch() noexcept {
   Garbage garbage;
   try {
     const MutexLock lock(mutex_);
+    if (uses_ > 0 && state_ == State::kHome) {
+      return false;
+    }
     is_wanted_ = state_ == State::kLeaving;
     arrive_home_locked(Wait::kNo, garbage);
     if (state_ == State::kHome && !storage_.expired()) {

@@ -96,8 +96,20 @@ class ManagedStorage {
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;
 
+  // Has the home alone have the bytes, as end_use() would for good, for the calling thread to read and write there
+  // until end_use_at_home(). Blocks the thread until all copies to and from the home are done. Returns the home's
+  // memory; null, and there is nothing to end, where the bytes are in use or cannot leave, or where the home is no
+  // memory. Throws the error of a copy that failed.
+  [[nodiscard]] void* begin_use_at_home();
+  void end_use_at_home() noexcept;
+
+  // true: until it is false again the bytes at home are about to change, and are not worth a copy in before a use.
+  void set_is_about_to_change(bool is_about_to) { is_about_to_change_ = is_about_to; }
+  [[nodiscard]] bool is_about_to_change() const { return is_about_to_change_; }
+
   // Starts the copy in before anybody asks. Bytes that are leaving come back if their copy out is done, or else once
-  // their room is asked for and it is. Returns false where the copy in cannot be started.
+  // their room is asked for and it is. Returns false where the copy in cannot be started, or the bytes are used at
+  // home.
   bool prefetch() noexcept;
 
   // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false where
@@ -150,6 +162,7 @@ class ManagedStorage {
   std::atomic<State> state_{State::kInstalled};  // changes under mutex_ only
   std::atomic<bool> in_use_now_{false};
   std::atomic<bool> stays_now_{false};  // a copy out has failed
+  std::atomic<bool> is_about_to_change_{false};
 
   Mutex mutex_;
   int uses_ EBB_GUARDED_BY(mutex_) = 0;

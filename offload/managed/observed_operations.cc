@@ -19,6 +19,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
@@ -404,22 +405,57 @@ OnDevice::OnDevice(at::TensorList tensors) : uses_(std::make_unique<Uses>()) {
 
 OnDevice::~OnDevice() = default;
 
-bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
+namespace {
+
+// Null where some of the tensors may be used without being seen.
+std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Bring bring,
+                                        PostponedWork::Work work) {
   std::vector<at::Tensor> all = others.vec();
   all.push_back(target);
   if (!std::ranges::all_of(all, [](const at::Tensor& each) { return is_managed(each) && each.has_storage(); })) {
-    return false;
+    return nullptr;
   }
   const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
   if (set == nullptr) {
-    return false;
+    return nullptr;
   }
   TORCH_CHECK(!set->residency().tier().captures(), "ebb: an update of a managed tensor cannot be part of a CUDA graph");
+  auto postponed = std::make_shared<PostponedWork>(set->shared_residency(), target, others, bring, std::move(work));
+  return Registry::all().postpone(all, postponed) ? postponed : nullptr;
+}
+
+}  // namespace
+
+bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
   constexpr PostponedWork::Bring kBring = [](at::TensorList tensors) -> std::shared_ptr<const void> {
     return std::make_shared<OnDevice>(tensors);
   };
-  return Registry::all().postpone(
-      all, std::make_shared<PostponedWork>(set->shared_residency(), target, others, kBring, std::move(work)));
+  return postpone(target, others, kBring, std::move(work)) != nullptr;
+}
+
+std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
+                                                PostponedWork::Work work) {
+  std::vector<std::weak_ptr<ManagedStorage>> changing;
+  for (const at::Tensor& each : others) {
+    changing.push_back(Registry::all().find(each.storage().unsafeGetStorageImpl()).managed);
+  }
+  changing.push_back(Registry::all().find(target.storage().unsafeGetStorageImpl()).managed);
+  const auto set_are_about_to_change = [changing](bool are_about_to) {
+    for (const std::weak_ptr<ManagedStorage>& each : changing) {
+      if (const std::shared_ptr<ManagedStorage> storage = each.lock()) {
+        storage->set_is_about_to_change(are_about_to);
+      }
+    }
+  };
+  auto postponed = postpone(target, others, /*bring=*/nullptr,
+                            [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with) {
+                              const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
+                              work(on, with);
+                            });
+  if (postponed != nullptr && !postponed->has_run()) {
+    set_are_about_to_change(true);
+  }
+  return postponed;
 }
 
 at::Tensor bytes_of(const c10::Storage& storage) {

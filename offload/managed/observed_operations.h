@@ -53,6 +53,11 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 // capture.
 [[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work);
 
+// As postpone(), for work that uses the bytes at home (AtHome), on this or on another thread: nothing is brought to the
+// device before, nor fetched ahead of its use. Returns null where postpone() returns false.
+[[nodiscard]] std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
+                                                              PostponedWork::Work work);
+
 // Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
 // is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter.
 //

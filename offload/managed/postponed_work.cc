@@ -75,11 +75,28 @@ void PostponedWork::before_use() {
   if (!has_run_) {
     run_locked(held);
   }
+  if (error_ != nullptr) {
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
   Tier& tier = residency_->tier();
   if (const c10::Stream stream = tier.current_stream(); stream != stream_) {
     tier.wait(WaitPoint::kUseAfterPostponed, stream, done_);
   }
   is_over_ = is_done(done_);
+}
+
+void PostponedWork::run_ahead() noexcept {
+  Held held;  // as in before_use
+  const WithoutInterpreterLock without;
+  const MutexLock lock(mutex_);
+  if (has_run_) {
+    return;
+  }
+  try {
+    run_locked(held);
+  } catch (...) {
+    error_ = has_run_ ? std::current_exception() : nullptr;  // what has not begun is tried again
+  }
 }
 
 void PostponedWork::run_locked(Held& held) {
@@ -93,7 +110,7 @@ void PostponedWork::run_locked(Held& held) {
   if (!held_.others.empty()) {
     first.push_back(held_.others.front());
   }
-  const std::shared_ptr<const void> here = bring_(first);
+  const std::shared_ptr<const void> here = bring_ == nullptr ? nullptr : bring_(first);
   held.work = std::exchange(held_.work, nullptr);
   held.others = std::exchange(held_.others, {});
   has_run_ = true;

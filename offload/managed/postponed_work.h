@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -56,7 +57,7 @@ class PostponedWork {
   // of their own.
   using Work = std::function<void(const at::Tensor& target, const std::vector<at::Tensor>& others)>;
 
-  // Has the bytes of tensors on the device while the result lives.
+  // Has the bytes of tensors on the device while the result lives. Null for work that asks for the bytes itself.
   using Bring = std::shared_ptr<const void> (*)(at::TensorList);
 
   PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others, Bring bring,
@@ -71,6 +72,10 @@ class PostponedWork {
   // Throws what the work throws; the work then counts as done, as far as it came. Throws what bringing the target and
   // the first of the others throws, such as c10::OutOfMemoryError, before the work has begun: the next use tries again.
   void before_use();
+
+  // Runs the work if that has not been done, on a thread that uses nothing itself. What the work throws is kept for the
+  // next before_use().
+  void run_ahead() noexcept;
 
   // Lets go of what the work holds, if the work has not run and nobody else has the target or any of the others.
   // Returns whether it has.
@@ -99,9 +104,10 @@ class PostponedWork {
   std::atomic<bool> has_run_{false};
   std::atomic<bool> is_over_{false};
 
-  Mutex mutex_;                         // held while the work runs
-  Held held_ EBB_GUARDED_BY(mutex_);    // empty once the work has begun
-  Ticket done_ EBB_GUARDED_BY(mutex_);  // of what the work has given to stream_
+  Mutex mutex_;                                      // held while the work runs
+  Held held_ EBB_GUARDED_BY(mutex_);                 // empty once the work has begun
+  Ticket done_ EBB_GUARDED_BY(mutex_);               // of what the work has given to stream_
+  std::exception_ptr error_ EBB_GUARDED_BY(mutex_);  // of run_ahead(), until somebody has it
 };
 
 }  // namespace ebb

@@ -62,6 +62,21 @@ void update_adam(const RowUpdate& rows, const OptimizerOptions& given) {
   update_by_moments(rows, decays ? rows.gradient.add(rows.target, options.weight_decay()) : rows.gradient, options);
 }
 
+// The kernel takes lists, here of one tensor each.
+template <typename Kernel, typename Options>
+void update_fused(const RowUpdate& rows, const OptimizerOptions& given) {
+  const auto& options = static_cast<const Options&>(given);
+  const auto [beta1, beta2] = options.betas();
+  std::vector<at::Tensor> largest;
+  if (options.amsgrad()) {
+    largest.push_back(rows.states.at("max_exp_avg_sq"));
+  }
+  const at::Tensor step = at::scalar_tensor(static_cast<double>(rows.step), at::kFloat);
+  Kernel::call({rows.target}, {rows.gradient}, {rows.states.at("exp_avg")}, {rows.states.at("exp_avg_sq")}, largest,
+               {step}, options.lr(), beta1, beta2, options.weight_decay(), options.eps(), options.amsgrad(),
+               /*maximize=*/false, {}, {});
+}
+
 template <typename Options>
 std::vector<StateRule> states() {
   return {{"exp_avg", nullptr}, {"exp_avg_sq", nullptr}, {"max_exp_avg_sq", [](const OptimizerOptions& options) {
@@ -75,7 +90,7 @@ template <>
 const UpdateRule& rule_of<AdamWOptions>() {
   static const UpdateRule rule{"AdamW", states<AdamWOptions>(),
                                [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
-                               &update_adamw};
+                               &update_adamw, &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
   return rule;
 }
 
@@ -83,7 +98,7 @@ template <>
 const UpdateRule& rule_of<AdamOptions>() {
   static const UpdateRule rule{"Adam", states<AdamOptions>(),
                                [](const OptimizerOptions& options) { check<AdamOptions>(options, "Adam"); },
-                               &update_adam};
+                               &update_adam, &update_fused<at::_ops::_fused_adam_, AdamOptions>};
   return rule;
 }
 

@@ -18,12 +18,14 @@ const UpdateRule& rule_of();
 
 template <typename Options>
 OptimizerWith<Options>::OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
-                                      UpdateIn update)
-    : Optimizer(rule_of<Options>(), groups, std::make_unique<Options>(std::move(defaults)), update) {}
+                                      UpdateIn update_in, UpdateOn update_on)
+    : Optimizer(rule_of<Options>(), groups, std::make_unique<Options>(std::move(defaults)), update_in, update_on) {}
 
 template <typename Options>
-OptimizerWith<Options>::OptimizerWith(std::vector<at::Tensor> parameters, Options defaults, UpdateIn update)
-    : OptimizerWith({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update) {}
+OptimizerWith<Options>::OptimizerWith(std::vector<at::Tensor> parameters, Options defaults, UpdateIn update_in,
+                                      UpdateOn update_on)
+    : OptimizerWith({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update_in,
+                    update_on) {}
 
 template <typename Options>
 void OptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) const {

@@ -43,6 +43,16 @@ void update(const RowUpdate& rows, const OptimizerOptions& given) {
   rows.target.add_(direction, -options.lr());
 }
 
+void update_fused(const RowUpdate& rows, const OptimizerOptions& given) {
+  const auto& options = static_cast<const SGDOptions&>(given);
+  std::vector<at::Tensor> buffers;
+  if (options.momentum() != 0) {
+    buffers.push_back(rows.states.at("momentum_buffer"));
+  }
+  at::_fused_sgd_({rows.target}, {rows.gradient}, buffers, options.weight_decay(), options.momentum(), options.lr(),
+                  options.dampening(), options.nesterov(), /*maximize=*/false, rows.has_new_states, {}, {});
+}
+
 }  // namespace
 
 template <>
@@ -52,7 +62,8 @@ const UpdateRule& rule_of<SGDOptions>() {
       {{"momentum_buffer",
         [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).momentum() != 0; }}},
       &check,
-      &update};
+      &update,
+      &update_fused};
   return rule;
 }
 

@@ -31,6 +31,9 @@ struct UpdateRule {
   std::vector<StateRule> states;
   void (*check)(const torch::optim::OptimizerOptions& options);  // throws std::invalid_argument
   void (*update)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
+
+  // The same on the CPU by LibTorch's fused kernels, which round differently.
+  void (*update_fused)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
 };
 
 }  // namespace ebb

@@ -75,6 +75,9 @@ class Tier {
   // std::system_error where the system fails otherwise, c10::Error in a forked child.
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
+  // Whether a block is memory of the host's, at Block::data().
+  [[nodiscard]] virtual bool blocks_are_memory() const { return false; }
+
   // Starts copying as many bytes as the block has. The memory must stay valid until the returned ticket is done. A copy
   // out starts when its `after` is over, even with errors. A copy in fails with the error of a ticket in `after` that
   // failed: bytes that never arrived are never handed on.

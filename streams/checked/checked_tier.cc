@@ -90,6 +90,8 @@ class CheckedTier final : public Tier {
 
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return tier_->try_acquire(bytes); }
 
+  [[nodiscard]] bool blocks_are_memory() const override { return tier_->blocks_are_memory(); }
+
   Ticket copy_out(const Block& to, const void* from, const After& after) override {
     Ticket ticket = tier_->copy_out(to, from, plain(after));
     return std::make_shared<CheckedTicket>(

@@ -39,6 +39,7 @@ class PinnedTier final : public Tier {
   [[nodiscard]] c10::Stream current_stream() const override;
   [[nodiscard]] Ticket record(c10::Stream stream) override;
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return pool_->try_acquire(bytes); }
+  [[nodiscard]] bool blocks_are_memory() const override { return true; }
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
   Ticket copy_in(void* to, const Block& from, const After& after) override;
   void flush() noexcept override;

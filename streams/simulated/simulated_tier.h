@@ -42,6 +42,7 @@ class SimulatedTier final : public Tier {
   // The block is poisoned if it has no gates.
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
 
+  [[nodiscard]] bool blocks_are_memory() const override { return true; }
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
   Ticket copy_in(void* to, const Block& from, const After& after) override;
   [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }

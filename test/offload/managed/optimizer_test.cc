@@ -172,15 +172,19 @@ class ByHand final : public torch::optim::Optimizer {
 // One of ours, and LibTorch's.
 struct Both {
   std::string name;
-  std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&, UpdateIn)> ours;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&, UpdateIn, UpdateOn)> make;
   MakeOptimizer libtorchs;
+
+  [[nodiscard]] auto ours(const Tensors& weights, UpdateIn update_in) const {
+    return make(weights, update_in, UpdateOn::kDevice);
+  }
 };
 
 template <typename LibTorchs, typename Options>
 Both both(std::string name, const Options& options) {
   return {std::move(name),
-          [options](const Tensors& weights, UpdateIn update) {
-            return std::make_unique<OptimizerWith<Options>>(weights, options, update);
+          [options](const Tensors& weights, UpdateIn update_in, UpdateOn update_on) {
+            return std::make_unique<OptimizerWith<Options>>(weights, options, update_in, update_on);
           },
           [options](const Tensors& weights) -> std::unique_ptr<torch::optim::Optimizer> {
             if (weights.front().scalar_type() == at::kBFloat16) {
@@ -275,6 +279,33 @@ TEST_CASE("updates at the next use have the bits of updates in step", "[managed]
       const Tensors weights = make_weights(dtype);
       rig.offloader().manage(weights, how);
       check_equal(expected, train(weights, make(UpdateIn::kNextUse), &rig.offloader()));
+    }
+  }
+}
+
+TEST_CASE("updates on the CPU have the same bits wherever the bytes are, and whenever they are updated", "[managed]") {
+  const at::ScalarType dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const std::uint64_t bound = GENERATE(std::uint64_t{0}, 5 * kBytes);
+  for (const Both& optimizer : ours_and_libtorchs()) {
+    const auto make = [&](UpdateIn update_in) -> MakeOptimizer {
+      return [&, update_in](const Tensors& weights) { return optimizer.make(weights, update_in, UpdateOn::kCpu); };
+    };
+    const Tensors expected = train(make_weights(dtype), make(UpdateIn::kStep), nullptr);
+    const Tensors plain = make_weights(dtype);
+    const Tensors expected_of_backward = train_without_accumulation(plain, *make(UpdateIn::kStep)(plain), 0, kSteps);
+    for (const Setting& setting : some_settings()) {
+      INFO(optimizer.name << ", " << setting.name << ", bound " << bound);
+      for (const UpdateIn update_in : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+        Rig rig(setting);
+        const Tensors weights = make_weights(dtype);
+        rig.offloader().manage(weights, within(bound));
+        check_equal(expected, train(weights, make(update_in), &rig.offloader()));
+      }
+      Rig rig(setting);
+      const Tensors weights = make_weights(dtype);
+      rig.offloader().manage(weights, within(bound));
+      const auto in_backward = make(UpdateIn::kBackward)(weights);
+      check_equal(expected_of_backward, train_without_accumulation(weights, *in_backward, 0, kSteps));
     }
   }
 }

@@ -1,0 +1,49 @@
+#include "offload/managed/at_home.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include <ATen/ops/from_blob.h>
+
+#include "offload/base/managed_key.h"
+#include "offload/managed/registry.h"
+
+namespace ebb {
+
+std::unique_ptr<AtHome> AtHome::of(at::TensorList tensors) {
+  std::unique_ptr<AtHome> home(new AtHome);
+  const bool all = std::ranges::all_of(tensors, [&](const at::Tensor& each) { return home->add(each); });
+  return all ? std::move(home) : nullptr;
+}
+
+AtHome::~AtHome() {
+  for (const std::shared_ptr<ManagedStorage>& each : used_) {
+    each->end_use_at_home();
+  }
+}
+
+bool AtHome::add(const at::Tensor& tensor) {
+  if (!is_managed(tensor) || !tensor.has_storage()) {
+    return false;
+  }
+  Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+  if (found.managed == nullptr) {
+    return false;
+  }
+  found.set->residency().check_process();
+  if (found.work != nullptr) {
+    found.work->before_use();
+  }
+  void* const bytes = found.managed->begin_use_at_home();
+  if (bytes == nullptr) {
+    return false;
+  }
+  sets_.push_back(std::move(found.set));
+  used_.push_back(std::move(found.managed));
+  const auto offset = static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
+  tensors_.push_back(at::from_blob(static_cast<std::byte*>(bytes) + offset, tensor.sizes(), tensor.strides(),
+                                   at::TensorOptions(tensor.scalar_type())));
+  return true;
+}
+
+}  // namespace ebb

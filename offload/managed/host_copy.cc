@@ -1,0 +1,73 @@
+#include "offload/managed/host_copy.h"
+
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/from_blob.h>
+
+#include "offload/base/managed_key.h"
+#include "offload/managed/registry.h"
+
+namespace ebb {
+
+std::shared_ptr<HostCopy> HostCopy::start(const at::Tensor& beside, const at::Tensor& from) {
+  const std::shared_ptr<ManagedSet> set =
+      is_managed(beside) ? Registry::all().set_of(beside.storage().unsafeGetStorageImpl()) : nullptr;
+  if (set == nullptr || !set->residency().tier().blocks_are_memory() || from.numel() == 0) {
+    return nullptr;
+  }
+  set->residency().check_process();
+  const at::Tensor dense = from.contiguous();
+  std::optional<Block> block = set->residency().tier().try_acquire(dense.nbytes());
+  if (!block) {
+    return nullptr;
+  }
+  return std::make_shared<HostCopy>(set->shared_residency(), *std::move(block), dense);
+}
+
+HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::Tensor& from)
+    : residency_(std::move(residency)),
+      kind_(from.scalar_type()),
+      sizes_(from.sizes().vec()),
+      block_(std::move(block)),
+      from_(from.storage()) {
+  Tier& tier = residency_->tier();
+  const c10::Stream stream = tier.current_stream();
+  tier.made(stream, from.const_data_ptr(), block_.size());
+  After after(WaitPoint::kOutAfterCompute, stream);
+  after.add(WaitPoint::kOutAfterBlockUsers, block_.gates());
+  done_ = tier.copy_out(block_, from.const_data_ptr(), after);
+  block_.gate(WaitPoint::kOutGatesBlock, done_);
+  tier.flush();
+}
+
+// The memory that the copy is from may not be freed before the copy is done.
+HostCopy::~HostCopy() {
+  const MutexLock lock(mutex_);
+  if (from_ && in_force(WaitPoint::kStashEnd)) {
+    try {
+      done_->synchronize();
+    } catch (...) {  // the copy has failed, and so is over
+    }
+  }
+}
+
+at::Tensor HostCopy::wait() {
+  if (in_force(WaitPoint::kAtHomeAfterOut)) {
+    done_->synchronize();
+  }
+  try_to_let_go();
+  return at::from_blob(block_.data(), sizes_, kind_);
+}
+
+bool HostCopy::try_to_let_go() {
+  std::optional<c10::Storage> garbage;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  if (!is_done(done_)) {
+    return false;
+  }
+  garbage = std::exchange(from_, std::nullopt);
+  return true;
+}
+
+}  // namespace ebb
