@@ -19,6 +19,7 @@ namespace ebb {
 
 class Background;
 class HostCopy;
+struct Update;
 struct UpdateRule;
 
 // When an optimizer updates parameters.
@@ -116,8 +117,9 @@ class Optimizer : public torch::optim::Optimizer {
  private:
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
-  bool update_at_next_use(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
-  bool update_in_background(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  bool update_later(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  bool update_in_background(const at::Tensor& parameter, const at::Tensor& gradient,
+                            const std::vector<std::map<std::string, at::Tensor>>& parts, const Update& update);
   OptimizerState& state_of(const at::Tensor& parameter);
 
   const UpdateRule& rule_;

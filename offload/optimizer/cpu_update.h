@@ -11,9 +11,9 @@ namespace ebb {
 // of any floating type. `rounded`: gets the target in its own type; undefined where nothing is to be rounded.
 //
 // Note [Types in pieces]
-// LibTorch's fused kernels want one type for all. So a gradient in bfloat16 is made float32 piece by piece, and each piece
-// of the target is rounded as soon as it is updated: pieces are small enough for the cores' caches, so that hardly more
-// bytes pass the memory than a kernel for both types would read and write.
+// LibTorch's fused kernels want one type for all. So a gradient in bfloat16 is made float32 piece by piece, and each
+// piece of the target is rounded as soon as it is updated: pieces are small enough for the cores' caches, so that
+// hardly more bytes pass the memory than a kernel for both types would read and write.
 void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tensor& rounded,
                    const torch::optim::OptimizerOptions& options);
 

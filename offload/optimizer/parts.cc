@@ -1,0 +1,102 @@
+#include "offload/optimizer/parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Functions.h>
+
+#include "offload/managed/observed_operations.h"
+
+namespace ebb {
+namespace {
+
+using torch::optim::OptimizerOptions;
+
+constexpr std::int64_t kElementsAtOnce = 1 << 24;  // of a part, or one row
+
+bool needs_master(const at::Tensor& parameter) {
+  return parameter.scalar_type() == at::kBFloat16 || parameter.scalar_type() == at::kHalf;
+}
+
+bool is_wanted(const StateRule& state, const OptimizerOptions& options) {
+  return state.is_wanted == nullptr || state.is_wanted(options);
+}
+
+}  // namespace
+
+at::Tensor RowRange::of(const at::Tensor& tensor) const {
+  const bool is_whole = tensor.dim() == 0 || (begin == 0 && end == tensor.size(0));
+  return is_whole ? tensor : tensor.slice(0, begin, end);
+}
+
+std::vector<RowRange> row_ranges(const at::Tensor& parameter) {
+  const std::int64_t rows = parameter.dim() == 0 ? 1 : parameter.size(0);
+  if (parameter.numel() <= kElementsAtOnce) {
+    return {{0, rows}};
+  }
+  const std::int64_t rows_at_once = std::max<std::int64_t>(1, kElementsAtOnce / (parameter.numel() / rows));
+  std::vector<RowRange> parts;
+  for (std::int64_t begin = 0; begin < rows; begin += rows_at_once) {
+    parts.push_back({begin, std::min(begin + rows_at_once, rows)});
+  }
+  return parts;
+}
+
+bool has_all_states(const Part& part, const at::Tensor& parameter, const UpdateRule& rule,
+                    const OptimizerOptions& options) {
+  return (!needs_master(parameter) || part.contains(kMaster)) &&
+         std::ranges::all_of(rule.states, [&](const StateRule& state) {
+           return !is_wanted(state, options) || part.contains(state.name);
+         });
+}
+
+bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const UpdateRule& rule,
+                const OptimizerOptions& options) {
+  const std::vector<RowRange> ranges = row_ranges(parameter);
+  parts.resize(ranges.size());
+  bool has_new_states = false;
+  const at::TensorOptions kind = needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
+  const OnDevice all_parts(at::TensorList{needs_master(parameter) ? parameter : at::Tensor()});
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const at::Tensor rows = ranges[i].of(parameter.detach());
+    const auto add = [&](const std::string& name, at::Tensor made) {
+      manage_beside(parameter, made);
+      parts[i].emplace(name, std::move(made));
+    };
+    if (needs_master(parameter) && !parts[i].contains(kMaster)) {
+      add(kMaster, rows.to(at::kFloat));
+    }
+    for (const StateRule& state : rule.states) {
+      if (is_wanted(state, options) && !parts[i].contains(state.name)) {
+        add(state.name, at::zeros_like(rows, kind, at::MemoryFormat::Preserve));
+        has_new_states = true;
+      }
+    }
+  }
+  return has_new_states;
+}
+
+void append_tensors(const Part& part, std::vector<at::Tensor>& to) {
+  for (const auto& [name, tensor] : part) {
+    to.push_back(tensor);
+  }
+}
+
+std::vector<std::string> names_of(const Part& part) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : part) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<Part> as_parts(const std::vector<at::Tensor>& tensors, std::size_t first,
+                           const std::vector<std::string>& names, std::size_t count) {
+  std::vector<Part> parts(count);
+  for (std::size_t i = first; i < tensors.size(); ++i) {
+    parts[(i - first) / names.size()][names[(i - first) % names.size()]] = tensors[i];
+  }
+  return parts;
+}
+
+}  // namespace ebb
