@@ -20,9 +20,20 @@ Background::~Background() {
   }
 }
 
-void Background::add(std::shared_ptr<PostponedWork> work) {
+void Background::add(UpdateLater update) {
+  made_in_.check("an optimizer");
+  std::vector<std::shared_ptr<HostCopy>> done;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  to_do_.push_back(std::move(work));
+  to_do_.push_back(std::move(update.work));
+  for (std::shared_ptr<HostCopy>& copy : copies_) {
+    if (copy->try_to_let_go()) {
+      done.push_back(std::move(copy));
+    }
+  }
+  std::erase(copies_, nullptr);
+  if (update.copy != nullptr) {
+    copies_.push_back(std::move(update.copy));
+  }
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { run(); });
   }

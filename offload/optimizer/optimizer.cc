@@ -30,7 +30,7 @@ bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
   return postpone(parameter, others,
                   [names = names_of(parts.front()), count = parts.size(), update](
                       const at::Tensor& target, const std::vector<at::Tensor>& taken) {
-                    update_parts(target, taken.front(), as_parts(taken, 1, names, count), update, UpdateOn::kDevice);
+                    update_now(target, taken.front(), as_parts(taken, 1, names, count), update, UpdateOn::kDevice);
                   });
 }
 
@@ -70,7 +70,7 @@ Optimizer::Optimizer(const UpdateRule& rule, const std::vector<torch::optim::Opt
       update_in_(update_in),
       update_on_(update_on),
       self_(std::make_shared<Optimizer*>(this)),
-      background_(std::make_unique<Background>()) {
+      background_(new Background) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     rule_.check(group.options());
   }
@@ -110,7 +110,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
       if (!parameter.grad().defined()) {
         continue;
       }
-      if (update_in_ != UpdateIn::kNextUse || !update_later(parameter, group.options())) {
+      if (update_in_ != UpdateIn::kNextUse || !update_later(parameter, /*owns_gradient=*/false, group.options())) {
         update(parameter, group.options());
       }
     }
@@ -127,6 +127,7 @@ void Optimizer::zero_grad(bool set_to_none) {
 }
 
 void Optimizer::update_in_backward(const at::Tensor& parameter) {
+  const bool owns_gradient = parameter.grad().defined() && owns_gradient_alone(parameter);
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& each : group.params()) {
       if (each.is_same(parameter) && parameter.grad().defined()) {
@@ -137,7 +138,7 @@ void Optimizer::update_in_backward(const at::Tensor& parameter) {
               " with UpdateIn::kBackward got a parameter's second gradient before step(). Each backward pass is a "
               "step there, so gradients cannot be accumulated: call step() after each, or use UpdateIn::kStep");
         }
-        if (update_on_ != UpdateOn::kCpu || !update_later(parameter, group.options())) {
+        if (update_on_ != UpdateOn::kCpu || !update_later(parameter, owns_gradient, group.options())) {
           update(parameter, group.options());
         }
         parameter.mutable_grad().reset();
@@ -168,22 +169,19 @@ void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& opti
     state.parts = std::move(parts);
   }
   const Update update{rule_, options.clone(), state.step += 1, has_new_states};
-  if (update_on_ == UpdateOn::kCpu && try_to_update_at_home(parameter, gradient, state.parts, update)) {
-    torch::autograd::impl::bump_version(parameter);  // as operations on the parameter do
-  } else {
-    update_parts(parameter, gradient, state.parts, update, update_on_);
-  }
+  update_now(parameter, gradient, state.parts, update, update_on_);
 }
 
 // Returns false where the update cannot wait: some of what it takes may be used without being seen, or is new.
-bool Optimizer::update_later(const at::Tensor& parameter, const OptimizerOptions& options) {
+bool Optimizer::update_later(const at::Tensor& parameter, bool owns_gradient, const OptimizerOptions& options) {
   const at::Tensor gradient = parameter.grad();
   OptimizerState& state = state_of(parameter);
   if (gradient.is_sparse() || state.parts.empty() || !has_all_states(state.parts.front(), parameter, rule_, options)) {
     return false;
   }
   const Update update{rule_, options.clone(), state.step + 1, /*has_new_states=*/false};
-  if (!(update_on_ == UpdateOn::kCpu && update_in_background(parameter, gradient, state.parts, update)) &&
+  if (!(update_on_ == UpdateOn::kCpu &&
+        update_in_background(parameter, gradient, owns_gradient, state.parts, update)) &&
       !(update_in_ == UpdateIn::kNextUse && update_at_next_use(parameter, gradient, state.parts, update))) {
     return false;
   }
@@ -192,18 +190,13 @@ bool Optimizer::update_later(const at::Tensor& parameter, const OptimizerOptions
   return true;
 }
 
-bool Optimizer::update_in_background(const at::Tensor& parameter, const at::Tensor& gradient,
+bool Optimizer::update_in_background(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
                                      const std::vector<Part>& parts, const Update& update) {
-  UpdateLater later = update_later_at_home(parameter, gradient, parts, update);
+  UpdateLater later = update_later_at_home(parameter, gradient, owns_gradient, parts, update);
   if (later.work == nullptr) {
     return false;
   }
-  background_->add(std::move(later.work));
-  const MutexLock lock(mutex_);
-  std::erase_if(copies_, [](const std::shared_ptr<HostCopy>& each) { return each->try_to_let_go(); });
-  if (later.copy != nullptr) {
-    copies_.push_back(std::move(later.copy));
-  }
+  background_->add(std::move(later));
   return true;
 }
 

@@ -12,10 +12,6 @@
 
 namespace ebb {
 
-// Of these options, for the definitions below.
-template <typename Options>
-const UpdateRule& rule_of();
-
 template <typename Options>
 OptimizerWith<Options>::OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
                                       UpdateIn update_in, UpdateOn update_on)

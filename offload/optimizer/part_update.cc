@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "offload/base/managed_key.h"
 #include "offload/managed/at_home.h"
@@ -82,8 +83,6 @@ bool try_to_update_at_home(const at::Tensor& parameter, const at::Tensor& gradie
   return true;
 }
 
-}  // namespace
-
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                   const Update& update, UpdateOn update_on) {
   const OnDevice all_parts({parameter, gradient});
@@ -98,16 +97,31 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
   }
 }
 
-bool try_to_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                           const Update& update) {
-  const std::shared_ptr<HostCopy> copy = start_copy(parameter, gradient);
-  return (copy != nullptr || is_managed(gradient)) &&
-         try_to_update_at_home(parameter, gradient, copy.get(), parts, update);
+}  // namespace
+
+void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+                const Update& update, UpdateOn update_on) {
+  if (update_on == UpdateOn::kCpu) {
+    const std::shared_ptr<HostCopy> copy = start_copy(parameter, gradient);
+    if ((copy != nullptr || is_managed(gradient)) &&
+        try_to_update_at_home(parameter, gradient, copy.get(), parts, update)) {
+      torch::autograd::impl::bump_version(parameter);  // as operations on the parameter do
+      return;
+    }
+  }
+  update_parts(parameter, gradient, parts, update, update_on);
 }
 
-UpdateLater update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
+bool owns_gradient_alone(const at::Tensor& leaf) {
+  // An accumulated gradient that was a node's result shares its storage with that result, which only LibTorch has.
+  constexpr std::size_t kGradientAndResult = 2;
+  const at::Tensor& gradient = leaf.grad();
+  return gradient.use_count() == 1 && gradient.storage().use_count() <= kGradientAndResult;
+}
+
+UpdateLater update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
                                  const std::vector<Part>& parts, const Update& update) {
-  UpdateLater later{nullptr, start_copy(parameter, gradient)};
+  UpdateLater later{nullptr, owns_gradient ? start_copy(parameter, gradient) : nullptr};
   std::vector<at::Tensor> others;
   if (later.copy == nullptr) {
     others.push_back(gradient);

@@ -36,4 +36,8 @@ struct UpdateRule {
   void (*update_fused)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
 };
 
+// The rule of LibTorch's optimizer with these options.
+template <typename Options>
+const UpdateRule& rule_of();
+
 }  // namespace ebb

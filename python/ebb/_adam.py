@@ -6,7 +6,7 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from ebb._optimizer import Optimizer, UpdateIn, check_at_least_0, is_number
+from ebb._optimizer import Optimizer, UpdateIn, UpdateOn, check_at_least_0, is_number
 
 
 class _WithMoments(Optimizer):
@@ -16,13 +16,22 @@ class _WithMoments(Optimizer):
     def _wanted(group: dict[str, Any]) -> tuple[str, ...]:
         return _WithMoments._states[: 3 if group["amsgrad"] else 2]
 
+    @staticmethod
+    def _numbers(group: dict[str, Any]) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        names = ("lr", "eps", "weight_decay", "amsgrad")
+        return {"beta1": float(beta1), "beta2": float(beta2)} | {name: float(group[name]) for name in names}
+
 
 class AdamW(_WithMoments):
     """AdamW (Loshchilov, Hutter: Decoupled Weight Decay Regularization, 2019).
 
     As torch.optim.AdamW, with states that live where their parameters do, and float32 masters of parameters in bfloat16
-    or half. update_in: when parameters are updated, "step", "backward" or "next_use". ebb.Optimizer has the contract.
+    or half. update_in: when parameters are updated, "step", "backward" or "next_use". update_on: by what, "device" or "cpu".
+    ebb.Optimizer has the contract.
     """
+
+    _kind = "AdamW"
 
     def __init__(
         self,
@@ -35,9 +44,10 @@ class AdamW(_WithMoments):
         *,
         maximize: bool = False,
         update_in: UpdateIn = "step",
+        update_on: UpdateOn = "device",
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize}, update_in)
+        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize}, update_in, update_on)
 
     @staticmethod
     def _check(group: dict[str, Any]) -> None:
@@ -59,8 +69,11 @@ class Adam(_WithMoments):
     """Adam (Kingma, Ba: Adam: A Method for Stochastic Optimization, 2015).
 
     As torch.optim.Adam, with states that live where their parameters do, and float32 masters of parameters in bfloat16 or
-    half. update_in: when parameters are updated, "step", "backward" or "next_use". ebb.Optimizer has the contract.
+    half. update_in: when parameters are updated, "step", "backward" or "next_use". update_on: by what, "device" or "cpu".
+    ebb.Optimizer has the contract.
     """
+
+    _kind = "Adam"
 
     def __init__(
         self,
@@ -73,9 +86,10 @@ class Adam(_WithMoments):
         *,
         maximize: bool = False,
         update_in: UpdateIn = "step",
+        update_on: UpdateOn = "device",
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize}, update_in)
+        super().__init__(params, defaults | {"amsgrad": amsgrad, "maximize": maximize}, update_in, update_on)
 
     @staticmethod
     def _check(group: dict[str, Any]) -> None:

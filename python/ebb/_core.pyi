@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -226,6 +226,26 @@ def postpone(
     others: Sequence[torch.Tensor],
     work: Callable[[torch.Tensor, list[torch.Tensor]], None],
 ) -> bool: ...
+class CpuUpdate:
+    def __init__(self, kind: str, numbers: Mapping[str, float], step: int, has_new_states: bool) -> None: ...
+
+class CpuUpdates:
+    @staticmethod
+    def now(
+        parameter: torch.Tensor, gradient: torch.Tensor, parts: Sequence[Mapping[str, torch.Tensor]], update: CpuUpdate
+    ) -> None: ...
+    @staticmethod
+    def owns_gradient_alone(leaf: torch.Tensor) -> bool: ...
+    def later(
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        owns_gradient: bool,
+        parts: Sequence[Mapping[str, torch.Tensor]],
+        update: CpuUpdate,
+    ) -> bool: ...
+    def end(self) -> None: ...
+
 def manage_beside(managed: torch.Tensor, other: torch.Tensor) -> None: ...
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor: ...
 def let_addresses_be_read(let: bool) -> None: ...

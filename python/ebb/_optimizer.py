@@ -11,6 +11,7 @@ import torch
 from ebb import _core
 
 UpdateIn = Literal["step", "backward", "next_use"]
+UpdateOn = Literal["device", "cpu"]
 
 _ELEMENTS_AT_ONCE = 1 << 24
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -40,6 +41,14 @@ class Optimizer(torch.optim.Optimizer):
         an error in an update comes from the use; a profiler, or a mode that is active around step(), does not see the
         update there.
 
+    update_on: "device" or "cpu".
+        "cpu": the CPU updates parameters whose gradients and states are at home in host memory: gradients go there,
+        weights come back, and states stay. With "backward" and "next_use", a thread does so beside whatever the GPU does,
+        and an error in an update comes from the next use of the parameter. LibTorch's fused kernels are used, which round
+        differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
+        of the largest of its values before and after and the learning rate. Parameters with a tensor that is not at home
+        (resident, or refused by a full host) are updated on the device.
+
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
     weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
@@ -52,6 +61,7 @@ class Optimizer(torch.optim.Optimizer):
     """
 
     # All that a subclass says. `group` has the subclass's options.
+    _kind: ClassVar[str]
     _states: ClassVar[tuple[str, ...]] = ()  # the names of the states that there may be, as torch's optimizer has them
 
     @staticmethod
@@ -76,12 +86,23 @@ class Optimizer(torch.optim.Optimizer):
         """Updates some rows of a parameter, or of its master. `new`: which states are zeros. `steps`: before this one."""
         raise NotImplementedError
 
-    _update_in: UpdateIn = "step"
+    @staticmethod
+    def _numbers(group: dict[str, Any]) -> dict[str, float]:
+        """The options as ebb's own optimizer of this name takes them, which has no `maximize`."""
+        raise NotImplementedError
 
-    def __init__(self, params: Any, defaults: dict[str, Any], update_in: UpdateIn) -> None:
+    _update_in: UpdateIn = "step"
+    _cpu_updates: _core.CpuUpdates | None = None
+
+    def __init__(self, params: Any, defaults: dict[str, Any], update_in: UpdateIn, update_on: UpdateOn) -> None:
         if update_in not in ("step", "backward", "next_use"):
             raise ValueError(f'ebb: update_in is {update_in!r}, and must be "step", "backward" or "next_use"')
+        if update_on not in ("device", "cpu"):
+            raise ValueError(f'ebb: update_on is {update_on!r}, and must be "device" or "cpu"')
         self._update_in = update_in
+        if update_on == "cpu":
+            self._cpu_updates = _core.CpuUpdates()
+            weakref.finalize(self, self._cpu_updates.end)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._updated: set[int] = set()  # the id of each parameter updated in backward since the last step()
         weakref.finalize(self, _remove, self._hooks)
@@ -92,6 +113,8 @@ class Optimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             self._check(group)
+            if self._cpu_updates is not None and group["maximize"]:
+                raise ValueError(f'ebb: {type(self).__name__} with update_on="cpu" does not maximize')
         except ValueError:
             self.param_groups.pop()
             raise
@@ -198,6 +221,7 @@ class Optimizer(torch.optim.Optimizer):
             self._updated.clear()
 
     def _update_in_backward(self, parameter: torch.Tensor) -> None:
+        owns_gradient = _core.CpuUpdates.owns_gradient_alone(parameter)  # before Python has an object of the gradient's
         for group in self.param_groups:
             if parameter.grad is not None and any(each is parameter for each in group["params"]):
                 if id(parameter) in self._updated:
@@ -207,21 +231,34 @@ class Optimizer(torch.optim.Optimizer):
                         'update_in="step"'
                     )
                 self._updated.add(id(parameter))
-                self._update(parameter, group)
+                self._update(parameter, group, owns_gradient)
                 parameter.grad = None
 
     @torch.no_grad()
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any], owns_gradient: bool = False) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
             raise RuntimeError(f"ebb: {type(self).__name__} does not support sparse gradients")
         plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
-        may_wait = self._update_in == "next_use" and plain and "step" in self.state[parameter]
+        may_wait = plain and "step" in self.state[parameter]
         state, parts, new = self._state_of(parameter, group)
-        if not may_wait or not self._postpone(parameter, gradient, parts, new, state["step"], group):
-            _update_parts(type(self), parameter, gradient, parts, new, state["step"], group)
-        state["step"] += 1
+        steps = state["step"]
+        if self._cpu_updates is not None and plain:
+            tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
+            update = _core.CpuUpdate(self._kind, self._numbers(group), int(steps.item()) + 1, bool(new))
+            may_wait = may_wait and self._update_in != "step"
+            if may_wait and self._cpu_updates.later(parameter, gradient, owns_gradient, tensors, update):
+                torch.autograd.graph.increment_version(parameter)  # as the update would
+            else:
+                self._cpu_updates.now(parameter, gradient, tensors, update)
+        elif (
+            self._update_in != "next_use"
+            or not may_wait
+            or not self._postpone(parameter, gradient, parts, new, steps, group)
+        ):
+            _update_parts(type(self), parameter, gradient, parts, new, steps, group)
+        steps += 1
 
     def _postpone(
         self,

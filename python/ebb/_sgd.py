@@ -5,16 +5,18 @@ from typing import Any
 import torch
 from torch.optim.sgd import sgd
 
-from ebb._optimizer import Optimizer, UpdateIn, check_at_least_0
+from ebb._optimizer import Optimizer, UpdateIn, UpdateOn, check_at_least_0
 
 
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum.
 
     As torch.optim.SGD, with momentum that lives where the parameters do, and float32 masters of parameters in bfloat16 or
-    half. update_in: when parameters are updated, "step", "backward" or "next_use". ebb.Optimizer has the contract.
+    half. update_in: when parameters are updated, "step", "backward" or "next_use". update_on: by what, "device" or "cpu".
+    ebb.Optimizer has the contract.
     """
 
+    _kind = "SGD"
     _states = ("momentum_buffer",)
 
     def __init__(
@@ -28,9 +30,10 @@ class SGD(Optimizer):
         *,
         maximize: bool = False,
         update_in: UpdateIn = "step",
+        update_on: UpdateOn = "device",
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        super().__init__(params, defaults | {"nesterov": nesterov, "maximize": maximize}, update_in)
+        super().__init__(params, defaults | {"nesterov": nesterov, "maximize": maximize}, update_in, update_on)
 
     @staticmethod
     def _check(group: dict[str, Any]) -> None:
@@ -41,6 +44,11 @@ class SGD(Optimizer):
     @staticmethod
     def _wanted(group: dict[str, Any]) -> tuple[str, ...]:
         return () if group["momentum"] == 0 else SGD._states
+
+    @staticmethod
+    def _numbers(group: dict[str, Any]) -> dict[str, float]:
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+        return {name: float(group[name]) for name in names}
 
     @staticmethod
     def _update_rows(

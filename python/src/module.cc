@@ -35,5 +35,6 @@ PYBIND11_MODULE(_core, module) {
   bind_stats(module);
   bind_options(module);
   bind_offloader(module);
+  bind_optimizer(module);
   bind_autograd(module);
 }

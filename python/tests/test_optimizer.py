@@ -118,6 +118,77 @@ def test_an_update_in_backward_is_the_update_in_step(home, kind, make, managed):
     assert all(each.grad is None for each in model.parameters())
 
 
+def in_memory():
+    return ebb.Offloader(device="cpu", home="host", policy=ebb.policies.minimum_size(1))
+
+
+@pytest.mark.parametrize(("kind", "options"), [each for each in OPTIONS if "maximize" not in each[1]])
+@pytest.mark.parametrize("make", [new_model, new_half_model])
+@pytest.mark.parametrize("update_in", ["step", "backward", "next_use"])
+def test_updates_on_the_cpu_have_the_same_bits_wherever_the_bytes_are(kind, options, make, update_in):
+    plain, model = make(), make()
+    expected = steps_of(plain, getattr(ebb, kind)(plain.parameters(), lr=1e-2, update_on="cpu", **options))
+    in_memory().manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu", **options)
+    assert_equal(steps_of(model, optimizer), expected)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+def test_updates_on_the_cpu_are_close_to_the_devices(kind):
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, getattr(ebb, kind)(plain.parameters(), lr=1e-2))
+    found = steps_of(model, getattr(ebb, kind)(model.parameters(), lr=torch.tensor(1e-2), update_on="cpu"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_updates_on_the_cpu_leave_the_states_at_home():
+    model = new_model()
+    in_memory().manage(model, device_bytes="1GiB", minimum_bytes=0)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_on="cpu")
+    steps_of(model, optimizer)
+    with pytest.raises(RuntimeError, match="on the device"):
+        optimizer.state[model[0].weight]["exp_avg"].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("update_in", ["backward", "next_use"])
+def test_an_update_on_the_cpu_is_of_the_gradient_as_it_was(update_in):
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2, update_on="cpu"))
+    in_memory().manage(model, device_bytes=0, minimum_bytes=0, gradients=False)
+    held = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda leaf: held.append(leaf.grad))
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu")
+    step = optimizer.step
+
+    def step_and_write():
+        step()
+        for gradient in held:
+            gradient.zero_()
+        held.clear()
+
+    optimizer.step = step_and_write
+    assert_equal(steps_of(model, optimizer), expected)
+
+
+def test_the_cpu_does_not_maximize():
+    model = new_model()
+    with pytest.raises(ValueError, match="does not maximize"):
+        ebb.SGD(model.parameters(), maximize=True, update_on="cpu")
+    with pytest.raises(ValueError, match='must be "device" or "cpu"'):
+        ebb.SGD(model.parameters(), update_on="gpu")
+
+
+def test_an_optimizer_of_another_name_updates_on_the_cpu():
+    class Mine(ebb.Adam):
+        pass
+
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, ebb.Adam(plain.parameters(), update_on="cpu"))
+    assert_equal(steps_of(model, Mine(model.parameters(), update_on="cpu")), expected)
+
+
 def test_updates_in_backward_refuse_to_accumulate_and_lose_nothing():
     model = new_model()
     optimizer = ebb.AdamW(model.parameters(), update_in="backward")

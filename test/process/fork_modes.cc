@@ -20,6 +20,7 @@
 
 #include "offload/checkpoint.h"
 #include "offload/guard.h"
+#include "offload/optimizer.h"
 #include "offload/parameters.h"
 #include "test/process/modes.h"
 #include "test/process/world.h"
@@ -127,6 +128,33 @@ void fork_with_managed() {
   say(weights[0].eq(2).all().item<bool>() && weights[1].eq(3).all().item<bool>() ? "exact" : "wrong");
   weights.clear();
   say(world->backward());
+}
+
+// The child has no thread of the optimizer's.
+void fork_with_optimizer() {
+  Options in_memory = everything(at::kCPU);
+  in_memory.home = Home::kHost;
+  auto offloader = std::make_unique<Offloader>(in_memory);
+  Parameters none_on_device;
+  none_on_device.minimum_bytes = 0;
+  none_on_device.device_bytes = 0;
+  at::Tensor weight = at::ones({kLarge}).requires_grad_();
+  offloader->manage({weight}, none_on_device);
+  auto optimizer = std::make_unique<SGD>(std::vector{weight}, torch::optim::SGDOptions(1).momentum(0.5),
+                                         UpdateIn::kBackward, UpdateOn::kCpu);
+  const auto step = [&] {
+    weight.sum().backward();
+    optimizer->step();
+  };
+  step();
+  step();
+  in_child([&] {
+    say(error_of(step));
+    optimizer.reset();
+    weight.reset();
+    offloader.reset();
+  });
+  say(weight.detach().eq(-1.5).all().item<bool>() ? "exact" : "wrong");
 }
 
 void fork_and_unpack() {
@@ -242,13 +270,21 @@ void fork_on_gpu() {
 }  // namespace
 
 const Modes kForkModes{
-    {"fork_and_exit", fork_and_exit},           {"fork_and_exit_at_once", fork_and_exit_at_once},
-    {"fork_in_flight", fork_in_flight},         {"fork_and_drop", fork_and_drop},
-    {"fork_under_guard", fork_under_guard},     {"fork_and_ask", fork_and_ask},
-    {"fork_with_managed", fork_with_managed},   {"fork_and_unpack", fork_and_unpack},
-    {"fork_in_second_run", fork_in_second_run}, {"fork_between_runs", fork_between_runs},
-    {"fork_and_make_own", fork_and_make_own},   {"fork_and_use_kept", fork_and_use_kept},
-    {"fork_among_threads", fork_among_threads}, {"fork_on_gpu", fork_on_gpu},
+    {"fork_and_exit", fork_and_exit},
+    {"fork_and_exit_at_once", fork_and_exit_at_once},
+    {"fork_in_flight", fork_in_flight},
+    {"fork_and_drop", fork_and_drop},
+    {"fork_under_guard", fork_under_guard},
+    {"fork_and_ask", fork_and_ask},
+    {"fork_with_managed", fork_with_managed},
+    {"fork_with_optimizer", fork_with_optimizer},
+    {"fork_and_unpack", fork_and_unpack},
+    {"fork_in_second_run", fork_in_second_run},
+    {"fork_between_runs", fork_between_runs},
+    {"fork_and_make_own", fork_and_make_own},
+    {"fork_and_use_kept", fork_and_use_kept},
+    {"fork_among_threads", fork_among_threads},
+    {"fork_on_gpu", fork_on_gpu},
 };
 
 }  // namespace ebb

@@ -154,6 +154,10 @@ TEST_CASE("each use of its parent's managed tensors in a forked child is the sam
   CHECK(probe("fork_with_managed") == well(repeated(3, kRefused) + "child: exit 0\nexact\nexact\n"));
 }
 
+TEST_CASE("a forked child has no use of its parent's optimizer, and may destroy it", "[process]") {
+  CHECK(probe("fork_with_optimizer") == well(repeated(1, kRefused) + "child: exit 0\nexact\n"));
+}
+
 TEST_CASE("backward through its parent's graph in a forked child is one clear error each time", "[process]") {
   CHECK(probe("fork_and_unpack") == well(repeated(2, kRefused) + "child: exit 0\nexact\n"));
 }

@@ -7,8 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include <ATen/Functions.h>
 #include <catch2/catch.hpp>
 
+#include "offload/managed/host_copy.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/postponed_work.h"
 #include "test/offload/residency/ordering_world.h"
@@ -52,6 +54,27 @@ class ManagedWorld : public OrderingWorld {
     auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
     tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
     managed_[which]->end_use(/*written=*/true);
+  }
+
+  // Writes the bytes where they are in host memory. Returns what they were.
+  std::vector<float> write_at_home(std::size_t which, float value) {
+    auto* const bytes = static_cast<float*>(managed_[which]->begin_use_at_home());
+    REQUIRE(bytes != nullptr);
+    const std::vector<float> before(bytes, bytes + kFloats);
+    std::fill_n(bytes, kFloats, value);
+    managed_[which]->end_use_at_home();
+    return before;
+  }
+
+  bool can_be_used_at_home_during_use(std::size_t which) {
+    managed_[which]->begin_use();
+    const bool can = managed_[which]->begin_use_at_home() != nullptr;
+    managed_[which]->end_use(/*written=*/false);
+    return can;
+  }
+
+  std::unique_ptr<HostCopy> copy_to_host(const at::Tensor& tensor) {
+    return std::make_unique<HostCopy>(runtime->shared_residency(), *tier->try_acquire(tensor.nbytes()), tensor);
   }
 
   std::uint64_t evict(std::uint64_t bytes) { return runtime->residency().evict(bytes); }
@@ -230,6 +253,61 @@ TEST_CASE("what is on its way home is used without another copy, and what is wri
   world.read(it);
   world.run();
   CHECK(world.seen() == std::vector<float>{7, 8});
+}
+
+TEST_CASE("the host uses bytes at home behind the copy home, and before the next copy in", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  CHECK(world.write_at_home(it, 8) == std::vector<float>(OrderingWorld::kFloats, 7));
+  CHECK(world.on_device_bytes() == 0);
+  world.read(it);
+  world.write(it, 9);
+  world.leave();
+  CHECK(world.write_at_home(it, 10) == std::vector<float>(OrderingWorld::kFloats, 9));
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{8, 10});
+}
+
+TEST_CASE("the host writes bytes at home behind the copies in that read them", "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  world.send_home();
+  world.read(it);  // by a kernel that has yet to run, behind a copy that has, too
+  CHECK(world.write_at_home(it, 8) == std::vector<float>(OrderingWorld::kFloats, 7));
+  world.read(it);
+  world.run();
+  CHECK(world.seen() == std::vector<float>{7, 8});
+}
+
+TEST_CASE("bytes in use on the device are not used at home", "[managed]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const std::size_t it = world.add(7);
+  CHECK_FALSE(world.can_be_used_at_home_during_use(it));
+  CHECK(world.is_on_device(it));
+}
+
+TEST_CASE("a copy in host memory has what the kernel makes, and keeps the kernel's memory until then",
+          "[managed][ordering]") {
+  ManagedWorld world(any_order(), {1 << 20, 0});
+  const bool lets_go = GENERATE(true, false);
+  at::Tensor from = world.make(7);
+  const void* const memory = from.const_data_ptr();
+  std::unique_ptr<HostCopy> copy = world.copy_to_host(from);
+  from.reset();
+  const bool is_done = copy->try_to_let_go();
+  const at::Tensor next = world.make(9);
+  CHECK((next.const_data_ptr() == memory) == is_done);
+  if (lets_go) {
+    copy.reset();
+  } else {
+    CHECK(at::equal(copy->wait(), at::full({OrderingWorld::kFloats}, 7.F)));
+  }
+  const at::Tensor last = world.make(10);
+  world.OrderingWorld::read(next.storage());
+  world.OrderingWorld::read(last.storage());
+  world.run();
+  CHECK(world.seen() == std::vector<float>{9, 10});
 }
 
 TEST_CASE("what has been copied home stays until its room is asked for", "[managed][ordering]") {

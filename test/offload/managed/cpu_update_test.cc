@@ -1,0 +1,255 @@
+// Updates by the CPU, of bytes where they are at home.
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <catch2/catch.hpp>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/serialize/archive.h>
+
+#include "offload/base/gradient_hook.h"
+#include "offload/managed/at_home.h"
+#include "offload/managed/observed_operations.h"
+#include "offload/optimizer.h"
+#include "offload/parameters.h"
+#include "test/offload/managed/managed_helpers.h"
+#include "test/offload/rig.h"
+
+namespace ebb {
+namespace {
+
+using test::is_away;
+using test::within;
+
+constexpr std::int64_t kFloats = 4096;
+constexpr std::uint64_t kBytes = kFloats * sizeof(float);
+
+at::Tensor make_weight(at::ScalarType dtype = at::kFloat) {
+  at::manual_seed(1);
+  return at::randn({kFloats}).to(dtype).requires_grad_();
+}
+
+void backward(const at::Tensor& weight) { torch::autograd::backward({(weight * 3).sin().to(at::kFloat).sum()}); }
+
+at::Tensor value_of(const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  return weight.clone();
+}
+
+TEST_CASE("tensors are used at home where all of them are there, in memory, and not in use", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor first = make_weight();
+  const at::Tensor second = make_weight();
+  const at::Tensor expected = value_of(first);
+  rig.offloader().manage({first, second}, within(0));
+  {
+    const std::unique_ptr<AtHome> home = AtHome::of({first, second});
+    REQUIRE(home != nullptr);
+    CHECK(is_away(first));
+    CHECK(at::equal(home->tensors()[0], expected));
+    const at::NoGradGuard no_grad;
+    home->tensors()[1].mul_(2);
+  }
+  CHECK(at::equal(value_of(second), expected * 2));
+  {
+    const std::unique_ptr<AtHome> home = AtHome::of({second.detach().slice(0, 5, 20, 3)});
+    REQUIRE(home != nullptr);
+    CHECK(at::equal(home->tensors()[0], (expected * 2).slice(0, 5, 20, 3)));
+  }
+  CHECK(AtHome::of({first, at::ones({kFloats})}) == nullptr);  // one is not managed
+  CHECK_FALSE(is_away(first + second));
+  {
+    const OnDevice used(at::TensorList{second});
+    CHECK(AtHome::of({first, second}) == nullptr);
+  }
+}
+
+TEST_CASE("a resident tensor is not used at home", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  const at::Tensor expected = value_of(weight);
+  Parameters stays = within(0);
+  stays.resident_bytes = 10 * kBytes;
+  rig.offloader().manage({weight}, stays);
+  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(at::equal(value_of(weight), expected));
+}
+
+TEST_CASE("files are no homes to compute in", "[managed]") {
+  Rig rig(disk());
+  const at::Tensor weight = make_weight();
+  const at::Tensor expected = value_of(weight);
+  rig.offloader().manage({weight}, within(0));
+  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(at::equal(value_of(weight), expected));
+}
+
+TEST_CASE("an error of work that was done ahead comes from the next use, once", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor target = at::ones({kFloats});
+  const at::Tensor other = at::ones({kFloats});
+  rig.offloader().manage({target, other}, within(0));
+  const auto work = postpone_at_home(target, {other}, [](const at::Tensor& to, const std::vector<at::Tensor>&) {
+    AtHome::of({to})->tensors().front().add_(1);
+    throw std::runtime_error("half-way");
+  });
+  REQUIRE(work != nullptr);
+  work->run_ahead();
+  CHECK_THROWS_WITH(other.sum(), "half-way");
+  CHECK(target.sum().item<float>() == 2 * kFloats);
+  CHECK(other.sum().item<float>() == kFloats);
+}
+
+TEST_CASE("updates go on without the optimizer whose thread has not come to them", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
+  const auto train = [update_in](const std::vector<at::Tensor>& weights) {
+    AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
+    for (int step = 0; step < 3; ++step) {
+      for (const at::Tensor& each : weights) {
+        backward(each);
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  const at::Tensor plain = make_weight();
+  train({plain});
+  for (int i = 0; i < 20; ++i) {
+    Rig rig(late_without_stash());
+    std::vector<at::Tensor> weights;
+    for (int each = 0; each < 5; ++each) {
+      weights.push_back(make_weight());
+    }
+    rig.offloader().manage(weights, within(0));
+    train(weights);
+    for (const at::Tensor& each : weights) {
+      CHECK(at::equal(value_of(each), value_of(plain)));
+    }
+  }
+}
+
+// A weight after some steps, and its states.
+std::vector<at::Tensor> updated(std::uint64_t capacity_bytes, const Parameters& how) {
+  Setting setting = late_without_stash();
+  setting.options.capacity_bytes = capacity_bytes;
+  Rig rig(setting);
+  const at::Tensor weight = make_weight();
+  rig.offloader().manage({weight}, how);
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1).weight_decay(0.1), UpdateIn::kBackward, UpdateOn::kCpu);
+  for (int step = 0; step < 3; ++step) {
+    backward(weight);
+    optimizer.step();
+  }
+  std::vector<at::Tensor> found{value_of(weight)};
+  for (const auto& [name, state] :
+       dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second).parts.front()) {
+    found.push_back(value_of(state));
+  }
+  return found;
+}
+
+TEST_CASE("an update on the CPU has the same bits where a gradient or a state has no home", "[managed]") {
+  const auto expected = updated(100 * kBytes, within(0));
+  Parameters gradients_stay = within(0);
+  gradients_stay.gradients = false;
+  test::check_equal(expected, updated(100 * kBytes, gradients_stay));
+  test::check_equal(expected, updated(3 * kBytes, gradients_stay));  // no room for a copy
+  Parameters states_stay = within(0);
+  states_stay.states = false;
+  test::check_equal(expected, updated(100 * kBytes, states_stay));
+}
+
+TEST_CASE("an update that is put off is of the gradient as it was", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
+  const bool holds_view = GENERATE(true, false);
+  Parameters how = within(0);
+  how.gradients = false;
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  const at::Tensor expected = make_weight();
+  at::Tensor held;
+  if (holds_view) {
+    weight.register_hook([&](const at::Tensor& gradient) { held = gradient.view({-1}); });
+  } else {
+    after_each_gradient(weight, &rig, [&](const at::Tensor& leaf) { held = leaf.grad(); });
+  }
+  rig.offloader().manage({weight}, how);
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
+  AdamW in_step({expected}, torch::optim::AdamWOptions(0.1), UpdateIn::kStep, UpdateOn::kCpu);
+  for (int step = 0; step < 3; ++step) {
+    backward(weight);
+    optimizer.step();
+    held.zero_();
+    optimizer.zero_grad();
+    backward(expected);
+    in_step.step();
+    in_step.zero_grad();
+    CHECK(at::equal(value_of(weight), value_of(expected)));
+  }
+  leave_gradients_alone(weight, &rig);
+}
+
+constexpr std::int64_t kMany = 1 << 20;
+
+// A weight, and an optimizer that has made one step of the same kind before.
+template <typename Options>
+struct AfterOneStep {
+  AfterOneStep(const Options& options, UpdateOn update_on) {
+    at::manual_seed(2);
+    weight = at::randn({kMany}).requires_grad_();
+    weight.mutable_grad() = gradient();
+    OptimizerWith<Options> before({weight}, options);
+    before.step();
+    start = value_of(weight);
+    torch::serialize::OutputArchive written;
+    before.save(written);
+    std::stringstream stream;
+    written.save_to(stream);
+    torch::serialize::InputArchive read;
+    read.load_from(stream);
+    OptimizerWith<Options> optimizer({weight}, options, UpdateIn::kStep, update_on);
+    optimizer.load(read);
+    weight.mutable_grad() = gradient();
+    optimizer.step();
+  }
+
+  // Of very different sizes.
+  static at::Tensor gradient() { return at::randn({kMany}) * at::exp(4 * at::randn({kMany})); }
+
+  at::Tensor weight;
+  at::Tensor start;
+};
+
+// The largest difference of an element between updates on the device and on the CPU, in units in the last place of the
+// largest of the element before, the element after, and the learning rate.
+template <typename Options>
+double units_between(const Options& options) {
+  const AfterOneStep<Options> one(options, UpdateOn::kDevice);
+  const AfterOneStep<Options> other(options, UpdateOn::kCpu);
+  const at::Tensor largest = at::maximum(one.start.abs(), one.weight.detach().abs()).clamp_min(options.lr());
+  const at::Tensor unit = at::nextafter(largest, at::full({}, std::numeric_limits<float>::infinity())) - largest;
+  const at::Tensor apart = (one.weight.detach().to(at::kDouble) - other.weight.detach().to(at::kDouble)).abs();
+  return (apart / unit.to(at::kDouble)).max().template item<double>();
+}
+
+TEST_CASE("after one step, weights updated on the CPU differ by few units in the last place") {
+  namespace optim = torch::optim;
+  constexpr double kMost = 8;
+  const double adamw = units_between(optim::AdamWOptions(1e-2).weight_decay(0.1));
+  CHECK(adamw > 0);  // or one optimizer would be compared with itself
+  CHECK(adamw <= kMost);
+  CHECK(units_between(optim::AdamWOptions(1).amsgrad(true)) <= kMost);
+  CHECK(units_between(optim::AdamOptions(1e-2).weight_decay(0.1)) <= kMost);
+  CHECK(units_between(optim::SGDOptions(1e-2).weight_decay(0.1)) <= kMost);
+  CHECK(units_between(optim::SGDOptions(1e-2).momentum(0.9).nesterov(true)) <= kMost);
+}
+
+}  // namespace
+}  // namespace ebb
