@@ -213,15 +213,16 @@ TEST_CASE("what is expected next is fetched before its use, however far the host
   CHECK(offloader.stats().managed_prefetched.tensors > 0);
 }
 
-TEST_CASE("an update at the next use is seen on every stream", "[managed][gpu]") {
-  const auto update_and_use = [](UpdateIn update) {
+TEST_CASE("an update is seen on every stream, whenever it is made, and on either processor", "[managed][gpu]") {
+  const auto update_and_use = [](UpdateIn update_in, UpdateOn update_on) {
     Offloader offloader(gpu_options());
     const Tensors weights = make_weights();
     offloader.manage(weights, within(0));
-    AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), update);
+    AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), update_in, update_on);
     const at::Tensor input = at::ones({64, kWidth}, kGpu);
     Tensors found;
     for (int step = 0; step < 3; ++step) {
+      test::spin();  // gradients are late
       torch::autograd::backward({forward(weights, input)});
       test::spin();  // the update is late
       optimizer.step();
@@ -240,7 +241,10 @@ TEST_CASE("an update at the next use is seen on every stream", "[managed][gpu]")
     }
     return found;
   };
-  check_equal(update_and_use(UpdateIn::kStep), update_and_use(UpdateIn::kNextUse));
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
+  const Tensors expected = update_and_use(UpdateIn::kStep, update_on);
+  check_equal(expected, update_and_use(UpdateIn::kNextUse, update_on));
+  check_equal(expected, update_and_use(UpdateIn::kBackward, update_on));
 }
 
 TEST_CASE("an update at the next use runs on the stream of its step", "[managed][gpu]") {
