@@ -24,7 +24,7 @@ constexpr int kBounds = 12;
 constexpr int kHalvings = 4;
 
 // How often the saved storages of a bound are planned. What is left to them depends on how many are copied and
-// recomputed; the first time all are taken to be.
+// recomputed, which the first time is not known.
 constexpr int kRounds = 2;
 
 // The part of make_plan's usual tries that is spent on each bound. The best one is planned with all of them.

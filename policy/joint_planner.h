@@ -22,7 +22,7 @@ namespace ebb {
 // far are tried. A bound is passed over if its pace alone is longer than a plan that fits.
 //
 // If no bound fits, the result is the plan of least memory beside the least bound, so its predicted peak is a limit
-// that can be met; `fits` is false.
+// that can be met; `fits` is false. Threads: any, as with predict().
 [[nodiscard]] Plan make_joint_plan(const StepRecord& record, const DeviceBytes& budget, std::uint64_t host_bytes,
                                    const LinkRates& rates);
 

@@ -32,7 +32,7 @@ struct ManagedRoom {
 // evenly among the phase's operations, of which each layer has about as many. So an optimizer's update of a large
 // matrix, whose states alone fill the bound, waits for copies that nothing hides.
 //
-// Deterministic.
+// Deterministic. Threads: members may be called from any thread.
 class ManagedPace {
  public:
   // Takes time in proportion to n log n, n being the number of uses.

@@ -44,7 +44,7 @@ void ManagedReplay::use(std::size_t i, Observer& observer) {
   const bool is_there = known != there_.end();
   bool written = use.written;
   if (is_there) {
-    written = written || (known->second.written && !use.is_new);
+    written = written || known->second.written;
     forget(known);
   }
   make_room(use, observer);

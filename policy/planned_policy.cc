@@ -31,6 +31,15 @@ void scale_times(StepRecord& record, double factor) {
   record.end_ms *= factor;
 }
 
+// The same plan, for the record with its times scaled.
+std::shared_ptr<const Plan> with_times_scaled(const Plan& plan, double factor) {
+  auto scaled = std::make_shared<Plan>(plan);
+  if (scaled->managed) {
+    scaled->managed->recompute_ms *= factor;
+  }
+  return scaled;
+}
+
 void add_other_memory(StepRecord& record, std::uint64_t bytes) {
   for (StorageRecord& storage : record.storages) {
     storage.other_bytes += bytes;
@@ -241,6 +250,7 @@ bool PlannedPolicy::correct_times(Known& known, const Measured& measured) const 
   const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
   if (!as_recorded) {
     scale_times(known.record, factor);
+    known.plan = with_times_scaled(*known.plan, factor);
   }
   const double slowdown = slowdown_that_explains(known, measured.step_ms);
   if (as_recorded && slowdown == 1) {

@@ -57,12 +57,14 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
       "--update-on-cpu", [&] { options.update_on = UpdateOn::kCpu; }, "Update on the CPU, at home: other roundings");
   app.add_option("--cap", options.cap_bytes, "The most memory that LibTorch may take from the GPU")
       ->transform(size_text());
-  app.add_option("--managed", options.managed_bytes, "The most bytes of managed tensors on the device; default: 6GB")
-      ->transform(size_text());
+  CLI::Option* const managed = app.add_option("--managed", options.managed_bytes,
+                                              "The most bytes of managed tensors on the device; default: 6GB")
+                                   ->transform(size_text());
   app.add_option("--budget", options.budget_bytes,
                  "A budget of device memory, whose plan decides in place of --managed what is on the device, and which "
                  "blocks run again")
-      ->transform(size_text());
+      ->transform(size_text())
+      ->excludes(managed);
   app.add_option("--prefetch", options.prefetch_bytes, "How far ahead managed tensors are fetched; default: ebb's")
       ->transform(size_text());
   app.add_option("--resident", options.resident_bytes,

@@ -53,12 +53,13 @@ class WholeGradients {
     const int pass = backward_here();
     bool is_first = false;
     std::vector<Whole> before;
+    std::unordered_map<int, std::vector<Whole>> of_failed;  // destroyed after the lock is released
     {
       const MutexLock lock(mutex_);
       is_first = whole_.find(pass) == whole_.end();
       if (is_first && in_backward() &&
           backward_passes() <= 1) {  // others have failed: their gradients stay where they are
-        whole_.clear();
+        of_failed.swap(whole_);
       }
       before = std::exchange(whole_[pass], {});
       whole_[pass].push_back(std::move(whole));

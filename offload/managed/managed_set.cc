@@ -32,7 +32,7 @@ ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
     : residency_(std::move(residency)), limits_(limits), device_bytes_(limits.device_bytes) {}
 
 bool ManagedSet::takes(const at::Tensor& tensor) const {
-  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.has_storage() &&
+  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
          tensor.device() == residency_->tier().device() && tensor.storage().nbytes() > 0 &&
          tensor.storage().nbytes() >= limits_.minimum_bytes;
 }
@@ -76,8 +76,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   if (belongs_to_others(storage.data_ptr())) {
     throw std::invalid_argument(
         "ebb: memory that LibTorch does not own (from_blob, a numpy array's) cannot be managed: take a copy first, "
-        "such "
-        "as parameter.data = parameter.data.clone()");
+        "such as parameter.data = parameter.data.clone()");
   }
   Stored ended;  // destroyed after the lock is released, and before a home is looked for
   std::optional<std::uint32_t> item;

@@ -307,7 +307,8 @@ class InParts {
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
             Registry::Stays stays) {
   const c10::Device device = set->residency().tier().device();
-  if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage() || tensor.device() != device) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_nested() || !tensor.has_storage() ||
+      tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
   }
   if (set->takes(tensor)) {

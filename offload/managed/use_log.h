@@ -13,8 +13,7 @@ namespace ebb {
 // step to the beginning of the next, so that the optimizer's uses count, whenever the optimizer runs. Not kept are
 // - a period without a backward pass, or with one that failed;
 // - a period in which states were made: an optimizer makes them for all parts of a parameter at once, and so uses them
-// as
-//   it never does again;
+//   as it never does again;
 // - the uses after the last one that writes, between steps: evaluation reads there.
 //
 // Threads: one at a time.

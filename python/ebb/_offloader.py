@@ -17,9 +17,27 @@ from ebb.policies import PolicyLike, as_policy
 def _choice(kind: Any, name: str, value: str) -> Any:
     try:
         return kind.__members__[value]
-    except KeyError:
+    except (KeyError, TypeError):
         choices = " or ".join(repr(each) for each in kind.__members__)
         raise ValueError(f"ebb: {name} is {value!r}, and must be {choices}") from None
+
+
+def _flag(name: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"ebb: {name} is {value!r}, and must be True or False")
+    return value
+
+
+def _folder(name: str, value: str | os.PathLike[str]) -> str:
+    if not isinstance(value, str | os.PathLike) or "\0" in os.fsdecode(value):
+        raise TypeError(f"ebb: {name} is {value!r}, and must be a path")
+    return os.fsdecode(value)
+
+
+def _fraction(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"ebb: {name} is {value!r}, and must be a fraction: 0.05 is five percent")
+    return value
 
 
 def _make(parameter: torch.Tensor, device: torch.device) -> None:
@@ -107,7 +125,7 @@ class Offloader:
         enabled: bool = True,
     ) -> None:
         options = _core.Options()
-        options.enabled = enabled
+        options.enabled = _flag("enabled", enabled)
         if device is not None:
             options.set_device(str(torch.device(device)))
         if policy is not None:
@@ -116,7 +134,7 @@ class Offloader:
             "device_budget": device_budget is not None,
             "share_of_free": share_of_free is not None,
             "slowdown": slowdown is not None,
-            "least_memory": least_memory,
+            "least_memory": _flag("least_memory", least_memory),
         }
         given = [name for name, is_given in goals.items() if is_given]
         if len(given) > 1:
@@ -124,18 +142,14 @@ class Offloader:
         if device_budget is not None:
             options.set_device_bytes(to_bytes("device_budget", device_budget))
         if share_of_free is not None:
-            if not isinstance(share_of_free, int | float):
-                raise TypeError(f"ebb: share_of_free is {share_of_free!r}, and must be a fraction: 0.9 is 90 percent")
-            options.set_share_of_free(share_of_free)
+            options.set_share_of_free(_fraction("share_of_free", share_of_free))
         if slowdown is not None:
-            if not isinstance(slowdown, int | float):
-                raise TypeError(f"ebb: slowdown is {slowdown!r}, and must be a fraction: 0.02 is two percent")
-            options.set_slowdown(slowdown)
+            options.set_slowdown(_fraction("slowdown", slowdown))
         if least_memory:
             options.set_least_memory()
         options.planned_minimum_bytes = to_bytes("planned_minimum_bytes", planned_minimum_bytes)
-        options.device_budget_is_a_wish = device_budget_is_a_wish
-        options.evict_when_out_of_memory = evict_when_out_of_memory
+        options.device_budget_is_a_wish = _flag("device_budget_is_a_wish", device_budget_is_a_wish)
+        options.evict_when_out_of_memory = _flag("evict_when_out_of_memory", evict_when_out_of_memory)
         for name, size in {
             "stash_bytes": stash_bytes,
             "window_bytes": window_bytes,
@@ -146,12 +160,12 @@ class Offloader:
         options.home = _choice(_core.Home, "home", home)
         options.host_memory = _choice(_core.HostMemory, "host_memory", host_memory)
         options.copies = _choice(_core.Copies, "copies", copies)
-        options.host_memory_warning = host_memory_warning
-        options.spill_folder = os.fspath(spill_folder)
+        options.host_memory_warning = _fraction("host_memory_warning", host_memory_warning)
+        options.spill_folder = _folder("spill_folder", spill_folder)
         options.disk_io = _choice(_core.DiskIo, "disk_io", disk_io)
-        options.return_freed_memory = return_freed_memory
-        options.record_timeline = record_timeline
-        options.record_trace = record_trace
+        options.return_freed_memory = _flag("return_freed_memory", return_freed_memory)
+        options.record_timeline = _flag("record_timeline", record_timeline)
+        options.record_trace = _flag("record_trace", record_trace)
         self._records = {"record_timeline": record_timeline, "record_trace": record_trace}
         self._enabled = enabled
         self._core = _core.Offloader(options)
@@ -276,6 +290,8 @@ class Offloader:
         another offloader manages a tensor: what is managed stays so when its offloader ends. A parameter gets memory
         that another offloader may manage by parameter.data = parameter.detach().clone().
         """
+        if which is not None and not callable(which):
+            raise TypeError(f"ebb: which is {which!r}, and must be a function of a name and a parameter")
         if isinstance(what, torch.nn.Module):
             named = what.named_parameters()
             tensors = [each for name, each in named if which is None or which(name, each)]
@@ -294,9 +310,9 @@ class Offloader:
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),
             to_bytes("minimum_bytes", minimum_bytes),
             to_bytes("resident_bytes", resident_bytes),
-            weights,
-            gradients,
-            states,
+            _flag("weights", weights),
+            _flag("gradients", gradients),
+            _flag("states", states),
         )
         managed = False
         for each in tensors:  # one after the other: together they need not fit on the device
@@ -346,4 +362,6 @@ class no_offload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._guards:
+            raise RuntimeError("ebb: `with ebb.no_offload()` ends and has not begun")
         self._guards.pop().end()

@@ -1,6 +1,7 @@
 """Writes checkpoints one tensor at a time."""
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -40,6 +41,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     AttributeError for what cannot be pickled, and RuntimeError for one storage under two types; the old file is then
     still there.
     """
+    if not os.fspath(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
     pickler.dump(obj)

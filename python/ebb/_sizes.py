@@ -27,7 +27,7 @@ def to_bytes(name: str, size: Size) -> int:
                 f"ebb: {name} is {size!r}, and must be bytes: an int, or text such as '24GB' or '512 MiB'"
             ) from None
     else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
             raise ValueError(f"ebb: {name} is {size!r}, which is no size: write '24GB' (10^9), '24GiB' (2^30) or bytes")

@@ -88,6 +88,8 @@ def recompute(
 
     Weights must not be written to between two backward passes over one graph: what is computed again uses them.
     """
+    if not isinstance(dearest, _core.Recompute):
+        raise TypeError(f"ebb: dearest is {dearest!r}, and must be an ebb.Recompute")
     return _core.recompute(dearest, as_policy(inner))
 
 

@@ -396,5 +396,53 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_on_the_cpu_leave_states_at_home_and_have_the_same_bits_whenever_they_are(dtype):
+    def train(update_in, update_on):
+        model = network().to(dtype)
+        offloader = ebb.Offloader("cuda")
+        offloader.manage(model, device_bytes="1GiB")
+        optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in=update_in, update_on=update_on)
+        for _ in range(5):
+            with offloader:
+                loss = model(data().to(dtype)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = [each.detach().clone() for each in model.parameters()]
+        offloader.drain()
+        of_weights = sum(each.nbytes for each in weights)
+        stay = offloader.stats().managed_on_device.now_bytes > 2 * of_weights
+        assert stay == (update_on == "device")
+        return weights
+
+    expected = train("step", "cpu")
+    for update_in in ("backward", "next_use"):
+        for one, other in zip(train(update_in, "cpu"), expected, strict=True):
+            assert torch.equal(one, other)
+    for one, other in zip(train("step", "device"), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+def test_an_update_on_the_cpu_is_of_the_gradient_as_it_was():
+    def train(update_in):
+        weight = torch.linspace(-1, 1, 1 << 22, device="cuda").requires_grad_()
+        offloader = ebb.Offloader("cuda")
+        offloader.manage([weight], device_bytes=0, gradients=False)
+        held = []
+        weight.register_post_accumulate_grad_hook(lambda leaf: held.append(leaf.grad))
+        optimizer = ebb.AdamW([weight], lr=1e-2, update_in=update_in, update_on="cpu")
+        for _ in range(4):
+            (weight.sin() * 3).sum().backward()
+            optimizer.step()
+            held.pop().zero_()
+            optimizer.zero_grad()
+        return weight.detach().clone()
+
+    expected = train("step")
+    assert torch.equal(train("backward"), expected)
+    assert torch.equal(train("next_use"), expected)
+
+
 def test_a_collective_on_a_managed_tensor_is_over_before_the_bytes_go_home(tmp_path):
     run_python(f"PATH = {str(tmp_path / 'store')!r}\n" + COLLECTIVE)

@@ -218,6 +218,8 @@ def test_what_is_no_tensor_is_refused(home):
 def test_what_cannot_be_managed_is_refused(home):
     with pytest.raises(ValueError, match="dense"):
         home.manage([torch.eye(4).to_sparse()], device_bytes=0)
+    with pytest.raises(ValueError, match="dense"):
+        home.manage([torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])], device_bytes=0, minimum_bytes=0)
     with pytest.raises(TypeError, match="module"):
         home.manage([torch.ones(4)], device_bytes=0, which=lambda name, each: True)
     with pytest.raises(ValueError, match="device_bytes"):

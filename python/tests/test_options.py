@@ -95,6 +95,16 @@ def test_an_offloader_that_is_switched_off_moves_nothing():
     [
         lambda: ebb.Offloader(slowdown="2%"),
         lambda: ebb.Offloader(share_of_free="half"),
+        lambda: ebb.Offloader(slowdown=True),
+        lambda: ebb.Offloader(least_memory="yes"),
+        lambda: ebb.Offloader(host_memory_warning="much"),
+        lambda: ebb.Offloader(enabled="no"),
+        lambda: ebb.Offloader(record_trace=1),
+        lambda: ebb.Offloader(spill_folder="a\0b"),
+        lambda: ebb.Offloader(spill_folder=3),
+        lambda: ebb.policies.recompute("dear"),
+        lambda: ebb.Offloader("cpu").manage(torch.nn.Linear(1, 1), device_bytes=0, weights="no"),
+        lambda: ebb.Offloader("cpu").manage(torch.nn.Linear(1, 1), device_bytes=0, which="bias"),
         lambda: ebb.Offloader(policy=ebb.policies.minimum_size),
         lambda: ebb.Offloader().manage(None, device_bytes=0),
         lambda: ebb.wrap(torch.nn.Linear(1, 1), ebb.Offloader()),
@@ -104,3 +114,13 @@ def test_an_offloader_that_is_switched_off_moves_nothing():
 def test_a_mistaken_argument_is_one_error_of_ebbs(mistake):
     with pytest.raises(TypeError, match="^ebb: "):
         mistake()
+
+
+def test_a_choice_of_another_type_is_a_value_error():
+    with pytest.raises(ValueError, match="home is"):
+        ebb.Offloader(home=["host"])
+
+
+def test_a_no_offload_that_ends_before_it_begins_is_one_clear_error():
+    with pytest.raises(RuntimeError, match="has not begun"):
+        ebb.no_offload().__exit__(None, None, None)

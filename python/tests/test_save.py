@@ -245,3 +245,8 @@ def test_links_and_permissions_stay(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"ebb: .*x\.pt cannot be written: there is no folder"):
         ebb.save({}, tmp_path / "none" / "x.pt")
+
+
+def test_an_empty_path_is_no_file(home):
+    with pytest.raises(FileNotFoundError):
+        ebb.save({}, "")

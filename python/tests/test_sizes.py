@@ -27,7 +27,7 @@ def test_sizes_are_numbers_or_text(size, bytes):
     assert to_bytes("x", size) == bytes
 
 
-@pytest.mark.parametrize("size", ["", "GB", "24XB", "24 G", "-1GB", "1e9", "1,5GB", -1, 2**64, "99999999999TB"])
+@pytest.mark.parametrize("size", ["", "GB", "24XB", "24 G", "-1GB", "1e9", "1,5GB", -1, 2**64, "99999999999TB", "２４GB"])
 def test_a_size_that_is_none_is_a_value_error_that_names_the_option(size):
     with pytest.raises(ValueError, match="stash_bytes"):
         ebb.Offloader("cpu", stash_bytes=size)

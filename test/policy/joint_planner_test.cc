@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include <catch2/catch.hpp>
 
+#include "policy/planned_policy.h"
 #include "policy/planner.h"
 #include "policy/recompute.h"
 
@@ -241,6 +243,39 @@ TEST_CASE("The plan for bytes decides about managed storages, and other goals le
   CHECK(make_plan(record, DeviceBytes{900}, kUnlimited, link(20)).managed);
   CHECK_FALSE(make_plan(record, LeastMemory{}, kUnlimited, link(20)).managed);
   CHECK_FALSE(make_plan(record, Slowdown{0.1}, kUnlimited, link(20)).managed);
+}
+
+// The link is what the step takes its time for, and each layer runs again.
+TEST_CASE("A step whose compute was faster has its plan made again with the same copies") {
+  const Kind slow{.recompute_ms = 8};
+  const Kind fast{.layer_ms = 5, .recompute_ms = 4};
+  const StepRecord record = step_of(slow);
+  PlannedPolicy policy(DeviceBytes{500}, /*host_bytes=*/0, link(8), /*least_bytes=*/0);
+  const auto decide_all = [&] {
+    policy.begin_step();
+    for (const StorageRecord& storage : record.storages) {
+      Candidate candidate;
+      candidate.bytes = storage.bytes;
+      candidate.recompute = storage.recompute;
+      static_cast<void>(policy.decide(candidate));
+    }
+  };
+  for (int i = 0; i < PlannedPolicy::kRecordedSteps; ++i) {
+    decide_all();
+    policy.learn(policy.recorded_step().value(), record);
+  }
+  decide_all();
+  const std::shared_ptr<const Plan> plan = policy.plan();
+  REQUIRE(plan != nullptr);
+  REQUIRE(plan->managed);
+  REQUIRE(plan->managed->recompute_ms > 0);
+  Plan sooner = *plan;
+  sooner.managed->recompute_ms /= 2;
+  const double step_ms = predict(sooner, step_of(fast), {.device_bytes = 500, .host_bytes = 0}, link(8)).step_ms;
+  policy.correct(plan, {step_of(fast).end_ms, step_ms, 0});
+  const PlannedPolicy::Known known = policy.last_plan().value();
+  CHECK(known.record.end_ms == step_of(fast).end_ms);
+  CHECK(known.copy_slowdown == 1);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "offload/guard.h"
 #include "offload/optimizer.h"
 #include "offload/parameters.h"
+#include "streams/simulated/simulated_tier.h"
 #include "test/process/modes.h"
 #include "test/process/world.h"
 
@@ -132,9 +134,10 @@ void fork_with_managed() {
 
 // The child has no thread of the optimizer's.
 void fork_with_optimizer() {
-  Options in_memory = everything(at::kCPU);
-  in_memory.home = Home::kHost;
-  auto offloader = std::make_unique<Offloader>(in_memory);
+  // Whose homes are memory, as a GPU's are.
+  auto offloader = std::make_unique<Offloader>(
+      everything(at::kCPU),
+      std::make_shared<SimulatedTier>(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false));
   Parameters none_on_device;
   none_on_device.minimum_bytes = 0;
   none_on_device.device_bytes = 0;

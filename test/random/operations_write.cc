@@ -1,26 +1,54 @@
 // Writes into a tensor that others may have saved: legal, or for autograd to refuse.
 
+#include <thread>
+
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "offload/managed/at_home.h"
 #include "offload/managed/observed_operations.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {
 namespace {
 
+bool update_can_fail(const at::Tensor& x) {
+  return (!x.is_floating_point() && !x.is_complex()) || !x.is_non_overlapping_and_dense();
+}
+
 // As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not
 // wait.
 bool update_later(const at::Tensor& x) {
-  const bool can_fail = (!x.is_floating_point() && !x.is_complex()) || !x.is_non_overlapping_and_dense();
   const bool waits =
-      !can_fail && postpone(x, {}, [](at::Tensor target, const Tensors& /*others*/) { target.mul_(0.75); });
+      !update_can_fail(x) && postpone(x, {}, [](at::Tensor target, const Tensors& /*others*/) { target.mul_(0.75); });
   if (waits) {
     torch::autograd::impl::bump_version(x);
   }
   return waits;
+}
+
+// As an optimizer that updates on the CPU, on a thread of its own or at the next use.
+bool update_at_home(const at::Tensor& x, bool ahead) {
+  if (update_can_fail(x)) {
+    return false;
+  }
+  const auto work = postpone_at_home(x, {}, [](at::Tensor target, const Tensors& /*others*/) {
+    if (const auto home = AtHome::of(target)) {
+      home->tensors().front().mul_(0.75);
+    } else {
+      target.mul_(0.75);
+    }
+  });
+  if (work == nullptr) {
+    return false;
+  }
+  torch::autograd::impl::bump_version(x);
+  if (ahead) {
+    std::thread([&] { work->run_ahead(); }).join();
+  }
+  return true;
 }
 
 }  // namespace
@@ -64,6 +92,11 @@ Operations write_operations() {
        [](const Tensors& x, const Numbers&) {
          const at::NoGradGuard no_grad;
          return update_later(x[0]) ? x[0] : x[0].mul_(0.75);
+       }},
+      {"update_at_home_", kind, 1,
+       [](const Tensors& x, const Numbers& n) {
+         const at::NoGradGuard no_grad;
+         return update_at_home(x[0], choose(n[0], 2) == 0) ? x[0] : x[0].mul_(0.75);
        }},
   };
 }

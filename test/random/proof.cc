@@ -159,25 +159,33 @@ bool plain_refuses_too(const Program& program, const Outcome& expected, const Di
 
 bool saved_memory_was_taken(const Program& program, const Outcome& expected, const Difference& refusal,
                             c10::Device device) {
+  const std::vector<Instruction>& lines = program.threads[refusal.thread];
+  const auto refused = std::ranges::find(lines, refusal.value, &Instruction::id);
+  const auto changes_a_node = [](const Tensors& roots, const Tensors& memory) {
+    return std::ranges::any_of(nodes_behind(roots), [&](Node* node) {
+      return has_saves(*node) &&
+             std::ranges::any_of(memory, [&](const at::Tensor& each) { return changes_with(*node, each); });
+    });
+  };
   Tensors taken;
+  bool was_of_a_node = false;  // a leaf's node has the leaf's new data afterwards
   return look_at(
       program, expected, refusal, device,
       [&](const Interpreter& interpreter, const Instruction& line) {
         if (line.operation->kind == Kind::kData) {
+          Tensors before;
           for (const at::Tensor& operand : interpreter.values(line.operands)) {
-            taken.push_back(operand.variable_data());  // as it is before
+            before.push_back(operand.variable_data());
           }
+          was_of_a_node = was_of_a_node || changes_a_node(interpreter.values(refused->operands), before);
+          taken.insert(taken.end(), before.begin(), before.end());
         }
       },
       [&](const Tensors& roots, const Instruction& line) {
         if (line.operation->name == "derive_while_empty") {
           return true;  // it takes what the recipe needs itself
         }
-        const std::vector<Node*> nodes = nodes_behind(roots);
-        return std::ranges::any_of(nodes, [&](Node* node) {
-          return has_saves(*node) &&
-                 std::ranges::any_of(taken, [&](const at::Tensor& each) { return changes_with(*node, each); });
-        });
+        return was_of_a_node || changes_a_node(roots, taken);
       });
 }
 
