@@ -19,7 +19,6 @@
 namespace ebb {
 
 class Background;
-struct Update;
 struct UpdateRule;
 
 // When an optimizer updates parameters.
@@ -119,9 +118,7 @@ class Optimizer : public torch::optim::Optimizer {
  private:
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
-  bool update_later(const at::Tensor& parameter, bool owns_gradient, const torch::optim::OptimizerOptions& options);
-  bool update_in_background(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
-                            const std::vector<std::map<std::string, at::Tensor>>& parts, const Update& update);
+  bool update_later(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   OptimizerState& state_of(const at::Tensor& parameter);
 
   const UpdateRule& rule_;

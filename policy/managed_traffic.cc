@@ -35,15 +35,19 @@ class Counter final : public ManagedReplay::Observer {
   ManagedTraffic traffic_;
 };
 
-}  // namespace
-
-std::uint64_t ManagedTraffic::bytes() const {
+std::uint64_t bytes_of(const EachPhase<ManagedTraffic::Lane>& lanes) {
   std::uint64_t bytes = 0;
-  for (std::size_t phase = 0; phase < kPhases; ++phase) {
-    bytes += in[phase].bytes + out[phase].bytes;
+  for (const ManagedTraffic::Lane& lane : lanes) {
+    bytes += lane.bytes;
   }
   return bytes;
 }
+
+}  // namespace
+
+std::uint64_t ManagedTraffic::in_bytes() const { return bytes_of(in); }
+
+std::uint64_t ManagedTraffic::out_bytes() const { return bytes_of(out); }
 
 ManagedTraffic managed_traffic(std::span<const ManagedUse> uses, std::uint64_t device_bytes) {
   ManagedReplay replay(uses, device_bytes);

@@ -17,7 +17,10 @@ struct ManagedTraffic {
   EachPhase<Lane> out;
   EachPhase<std::uint64_t> peak_bytes{};  // of managed storages on the device, whether or not the phase uses them
 
-  [[nodiscard]] std::uint64_t bytes() const;  // both ways
+  // Of all phases.
+  [[nodiscard]] std::uint64_t in_bytes() const;
+  [[nodiscard]] std::uint64_t out_bytes() const;
+  [[nodiscard]] std::uint64_t bytes() const { return in_bytes() + out_bytes(); }
 };
 
 // Returns the traffic of a period that comes again and again, where at most `device_bytes` of managed storages are on

@@ -45,11 +45,6 @@ std::uint64_t taken_bytes(c10::Device device) {
                          : static_cast<std::uint64_t>(allocator::getDeviceStats(device.index()).reserved_bytes[0].peak);
 }
 
-std::uint64_t bytes_of(const EachPhase<ManagedTraffic::Lane>& lanes) {
-  return std::accumulate(lanes.begin(), lanes.end(), std::uint64_t{0},
-                         [](std::uint64_t bytes, const ManagedTraffic::Lane& lane) { return bytes + lane.bytes; });
-}
-
 // What a plan predicts, and what a step that followed the plan took.
 nlohmann::json json_of(const PlanReport& plan) {
   nlohmann::json row{{"all_kept_ms", plan.all_kept_ms},
@@ -66,8 +61,8 @@ nlohmann::json json_of(const PlanReport& plan) {
   }
   if (plan.managed) {
     row["managed_bytes"] = plan.managed->device_bytes;
-    row["managed_in_bytes"] = bytes_of(plan.managed->traffic.in);
-    row["managed_out_bytes"] = bytes_of(plan.managed->traffic.out);
+    row["managed_in_bytes"] = plan.managed->traffic.in_bytes();
+    row["managed_out_bytes"] = plan.managed->traffic.out_bytes();
     row["between_ms"] = plan.managed->between_ms;
   }
   return row;

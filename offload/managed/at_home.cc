@@ -10,7 +10,21 @@
 
 namespace ebb {
 
+bool AtHome::is_possible(at::TensorList tensors) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& each) {
+    if (!is_managed(each) || !each.has_storage()) {
+      return false;
+    }
+    const Registry::Found found = Registry::all().find(each.storage().unsafeGetStorageImpl());
+    return found.managed != nullptr && found.managed->comes_and_goes() &&
+           found.set->residency().tier().blocks_are_memory();
+  });
+}
+
 std::unique_ptr<AtHome> AtHome::of(at::TensorList tensors) {
+  if (!is_possible(tensors)) {
+    return nullptr;
+  }
   std::unique_ptr<AtHome> home(new AtHome);
   const bool all = std::ranges::all_of(tensors, [&](const at::Tensor& each) { return home->add(each); });
   return all ? std::move(home) : nullptr;
@@ -23,9 +37,6 @@ AtHome::~AtHome() {
 }
 
 bool AtHome::add(const at::Tensor& tensor) {
-  if (!is_managed(tensor) || !tensor.has_storage()) {
-    return false;
-  }
   Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
   if (found.managed == nullptr) {
     return false;
@@ -34,7 +45,7 @@ bool AtHome::add(const at::Tensor& tensor) {
   if (found.work != nullptr) {
     found.work->before_use();
   }
-  void* const bytes = found.managed->begin_use_at_home();
+  void* const bytes = found.set->begin_use_at_home(found.managed);
   if (bytes == nullptr) {
     return false;
   }

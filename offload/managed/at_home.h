@@ -10,15 +10,19 @@
 
 namespace ebb {
 
-// The bytes of managed tensors where their homes are, in host memory, while it lives: for work of the host's, to which
-// the bytes need not come. Meanwhile the device does not have them; what has been put off is done before.
+// The bytes of managed tensors where their homes are, in host memory, while an object of this class lives: for work of
+// the host's, to which the bytes need not come. Meanwhile the device does not have them, and a use there waits.
 //
 // Threads: one.
 class AtHome {
  public:
-  // Blocks the calling thread until all copies of these tensors are done. Returns null where one of the tensors is not
-  // managed, in use, or stays on the device, or where homes are no memory. Throws the error of a copy that failed, and
-  // what work that was put off throws.
+  // Whether all of the tensors are managed, come and go, and have homes that are memory. Only a hint: another thread
+  // may change that.
+  [[nodiscard]] static bool is_possible(at::TensorList tensors);
+
+  // Sends the tensors home, does what has been put off until their use, and blocks the calling thread until their
+  // copies are over. Returns null where that is not possible, or where one of the tensors is in use; those before have
+  // been sent home all the same. Throws the error of a copy that failed, and what work that was put off throws.
   [[nodiscard]] static std::unique_ptr<AtHome> of(at::TensorList tensors);
 
   ~AtHome();

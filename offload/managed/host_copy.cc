@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "offload/base/managed_key.h"
@@ -17,7 +18,7 @@ std::shared_ptr<HostCopy> HostCopy::start(const at::Tensor& beside, const at::Te
     return nullptr;
   }
   set->residency().check_process();
-  const at::Tensor dense = from.contiguous();
+  const at::Tensor dense = from.detach().contiguous();
   std::optional<Block> block = set->residency().tier().try_acquire(dense.nbytes());
   if (!block) {
     return nullptr;
@@ -27,7 +28,7 @@ std::shared_ptr<HostCopy> HostCopy::start(const at::Tensor& beside, const at::Te
 
 HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::Tensor& from)
     : residency_(std::move(residency)),
-      kind_(from.scalar_type()),
+      kind_(from.options()),
       sizes_(from.sizes().vec()),
       block_(std::move(block)),
       from_(from.storage()) {
@@ -37,7 +38,12 @@ HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::
   After after(WaitPoint::kOutAfterCompute, stream);
   after.add(WaitPoint::kOutAfterBlockUsers, block_.gates());
   done_ = tier.copy_out(block_, from.const_data_ptr(), after);
-  block_.gate(WaitPoint::kOutGatesBlock, done_);
+  try {
+    block_.gate(WaitPoint::kOutGatesBlock, done_);
+  } catch (...) {  // the copy is under way, and nobody would know of it
+    done_->synchronize();
+    throw;
+  }
   tier.flush();
 }
 
@@ -54,10 +60,18 @@ HostCopy::~HostCopy() {
 
 at::Tensor HostCopy::wait() {
   if (in_force(WaitPoint::kAtHomeAfterOut)) {
-    done_->synchronize();
+    try {
+      done_->synchronize();
+    } catch (...) {
+      const MutexLock lock(mutex_);
+      if (!other_.defined()) {
+        other_ = at::empty({0}, kind_).set_(from_.value(), 0, sizes_).cpu();
+      }
+      return other_;
+    }
   }
   try_to_let_go();
-  return at::from_blob(block_.data(), sizes_, kind_);
+  return at::from_blob(block_.data(), sizes_, kind_.device(at::kCPU));
 }
 
 bool HostCopy::try_to_let_go() {

@@ -20,9 +20,10 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class HostCopy {
  public:
-  // Starts to copy `from`, which nobody writes to any more, behind the current stream's work. The memory is of the tier
-  // that `beside` has its home in. Returns null where that has no room, or its blocks are no memory, and where `beside`
-  // is not managed.
+  // Starts to copy `from` behind the current stream's work. Nobody may write to `from` until the copy is done; the
+  // memory is kept until then. The copy's memory is of the tier that `beside` has its home in. Returns null where that
+  // has no room, or its blocks are no memory, and where `beside` is not managed or `from` is empty. Throws c10::Error
+  // in a forked child, and where a copy cannot be queued.
   [[nodiscard]] static std::shared_ptr<HostCopy> start(const at::Tensor& beside, const at::Tensor& from);
 
   HostCopy(std::shared_ptr<Residency> residency, Block block, const at::Tensor& from);
@@ -30,11 +31,11 @@ class HostCopy {
   HostCopy(const HostCopy&) = delete;
   HostCopy& operator=(const HostCopy&) = delete;
 
-  // Blocks the calling thread until the copy is done. The result is contiguous, and valid as long as this. Throws the
-  // error of a copy that failed.
+  // Blocks the calling thread until the copy is done. The result is contiguous, and valid as long as this. Of a copy
+  // that failed it is another one, by LibTorch, whose errors this throws.
   [[nodiscard]] at::Tensor wait();
 
-  // Lets go of the memory that the copy is from, if the copy is done. Returns whether that is so.
+  // Lets go of the memory that the copy is from, if the copy is over. Returns whether that is so.
   bool try_to_let_go();
 
  private:
@@ -44,8 +45,8 @@ class HostCopy {
   Block block_;
   Ticket done_;
   Mutex mutex_;
-  std::optional<c10::Storage> from_
-      EBB_GUARDED_BY(mutex_);  // until the copy is done; no tensor, which might be managed
+  std::optional<c10::Storage> from_ EBB_GUARDED_BY(mutex_);  // until the copy is over; no tensor: it might be managed
+  at::Tensor other_ EBB_GUARDED_BY(mutex_);                  // of a copy that failed
 };
 
 }  // namespace ebb

@@ -253,6 +253,9 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
       continue;
     }
     if (stays + bytes > limit) {
+      if (copies == CopiesHome::kMakeStreamsWait) {  // what an operation needs beyond the bound is there alone
+        wait_for_leaving(0);
+      }
       return Room::kNotThere;
     }
     // All that is in the way is copies home that are under way.
@@ -394,6 +397,12 @@ void ManagedSet::send_home() {
       send_home(each);
     }
   }
+}
+
+void* ManagedSet::begin_use_at_home(const Stored& storage) {
+  send_home(storage);
+  storage->wait_for_copies_at_home();
+  return storage->begin_use_at_home();
 }
 
 bool ManagedSet::send_home(const Stored& storage) {

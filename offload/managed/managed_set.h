@@ -112,6 +112,13 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // Sends home all that is not in use.
   void send_home();
 
+  // Sends one of the set's storages home. Returns false where ManagedStorage::leave does.
+  bool send_home(const std::shared_ptr<ManagedStorage>& storage);
+
+  // The same, and then has the calling thread use the bytes at home, as ManagedStorage's function of this name. Blocks
+  // the calling thread until the copies that this takes are over.
+  [[nodiscard]] void* begin_use_at_home(const std::shared_ptr<ManagedStorage>& storage);
+
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
   void drain() noexcept { wait_for_leaving(0); }
 
@@ -212,7 +219,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] std::vector<Wanted> expected_from_home();
   void leave_ahead(const std::vector<Wanted>& wanted);
   [[nodiscard]] std::vector<Expected> expected_here();
-  bool send_home(const Stored& storage);
   bool let_go_of_oldest_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
   [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;

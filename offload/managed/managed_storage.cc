@@ -63,12 +63,6 @@ std::optional<std::string> failure_of(const Ticket& done) {
   }
 }
 
-void wait_on_host(WaitPoint why, const Ticket& ticket) {
-  if (ticket != nullptr && in_force(why)) {
-    ticket->synchronize();
-  }
-}
-
 const void* data_without_checks(c10::StorageImpl& storage) { return storage._mutable_data_ptr_no_checks().get(); }
 
 }  // namespace
@@ -157,6 +151,9 @@ void ManagedStorage::bring(c10::Stream stream) {
   c10::DataPtr unwanted;                         // destroyed after the lock is released
   c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   const MutexLock lock(mutex_);
+  while (is_used_at_home_) {
+    mutex_.wait(use_at_home_is_over_);
+  }
   storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
   release_if_replaced_locked(*storage);
@@ -198,37 +195,52 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
 }
 
+void ManagedStorage::wait_for_copies_at_home() {
+  std::vector<Ticket> copies;
+  {
+    const MutexLock lock(mutex_);
+    copies = home_.gates();
+  }
+  for (const Ticket& copy : copies) {
+    if (in_force(WaitPoint::kAtHomeAfterUsers)) {
+      try {
+        copy->synchronize();
+      } catch (...) {  // begin_use_at_home() knows what to do
+      }
+    }
+  }
+}
+
 void* ManagedStorage::begin_use_at_home() {
   Garbage garbage;
   const MutexLock lock(mutex_);
-  if (uses_ > 0 || !tier_.blocks_are_memory()) {
+  const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) &&
+                          !std::ranges::all_of(home_.gates(), [](const Ticket& copy) { return is_done(copy); });
+  if (uses_ > 0 || are_copied || !tier_.blocks_are_memory()) {
     return nullptr;
   }
-  if (state_ == State::kInstalled || state_ == State::kArriving) {
-    leave_locked(garbage);
-  }
-  if (state_ != State::kLeaving && state_ != State::kHome) {
-    return nullptr;
-  }
-  wait_on_host(WaitPoint::kAtHomeAfterOut, left_);
   arrive_home_locked(Wait::kYes, garbage);
   garbage.storage = storage_.lock();
   if (state_ != State::kHome || !garbage.storage || is_replaced_while_away_locked(*garbage.storage)) {
     return nullptr;
   }
-  for (const Ticket& user : home_.gates()) {
-    wait_on_host(WaitPoint::kAtHomeAfterUsers, user);
+  if (left_ != nullptr && is_done(left_)) {
+    left_->synchronize();  // throws where the copy has failed
   }
   ++uses_;
   in_use_now_ = true;
+  is_used_at_home_ = true;
   return home_.data();
 }
 
 void ManagedStorage::end_use_at_home() noexcept {
-  const MutexLock lock(mutex_);
-  --uses_;
-  in_use_now_ = uses_ > 0;
-  homes_ = HomesBytes::kSame;
+  {
+    const MutexLock lock(mutex_);
+    --uses_;
+    in_use_now_ = uses_ > 0;
+    is_used_at_home_ = false;
+  }
+  use_at_home_is_over_.notify_all();
 }
 
 bool ManagedStorage::prefetch() noexcept {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -89,17 +90,20 @@ class ManagedStorage {
   // Until the matching end_use(), the bytes do not leave.
   void begin_use();
 
-  // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Throws
-  // c10::OutOfMemoryError, or the error that a copy failed with.
+  // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Blocks
+  // while another thread uses them at home. Throws c10::OutOfMemoryError, or the error that a copy failed with.
   void bring(c10::Stream stream);
 
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;
 
-  // Has the home alone have the bytes, as end_use() would for good, for the calling thread to read and write there
-  // until end_use_at_home(). Blocks the thread until all copies to and from the home are done. Returns the home's
-  // memory; null, and there is nothing to end, where the bytes are in use or cannot leave, or where the home is no
-  // memory. Throws the error of a copy that failed.
+  // Blocks the calling thread until the copies to and from the home that have been started are over.
+  void wait_for_copies_at_home();
+
+  // Has the calling thread read and write the bytes at home until end_use_at_home(); bring() on another thread waits
+  // until then. Returns the home's memory; null, and there is nothing to end, where the bytes are in use or on the
+  // device, where a copy of them is under way, or where the home is no memory. Throws the error of a copy home that
+  // failed once its memory had been let go of.
   [[nodiscard]] void* begin_use_at_home();
   void end_use_at_home() noexcept;
 
@@ -165,7 +169,9 @@ class ManagedStorage {
   std::atomic<bool> is_about_to_change_{false};
 
   Mutex mutex_;
+  std::condition_variable use_at_home_is_over_;
   int uses_ EBB_GUARDED_BY(mutex_) = 0;
+  bool is_used_at_home_ EBB_GUARDED_BY(mutex_) = false;  // one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done
   Block home_ EBB_GUARDED_BY(mutex_);

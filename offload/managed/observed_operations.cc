@@ -408,6 +408,19 @@ OnDevice::~OnDevice() = default;
 
 namespace {
 
+// The target, and the first of the others.
+PostponedWork::Brought bring_to_device(const at::Tensor& target, const std::vector<at::Tensor>& others) {
+  std::vector<at::Tensor> first{target};
+  if (!others.empty()) {
+    first.push_back(others.front());
+  }
+  return {std::make_shared<OnDevice>(first), nullptr};
+}
+
+Registry::Found found_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? Registry::all().find(tensor.storage().unsafeGetStorageImpl()) : Registry::Found();
+}
+
 // Null where some of the tensors may be used without being seen.
 std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Bring bring,
                                         PostponedWork::Work work) {
@@ -427,20 +440,24 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
 
 }  // namespace
 
-bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work) {
-  constexpr PostponedWork::Bring kBring = [](at::TensorList tensors) -> std::shared_ptr<const void> {
-    return std::make_shared<OnDevice>(tensors);
-  };
-  return postpone(target, others, kBring, std::move(work)) != nullptr;
+bool postpone(const at::Tensor& target, at::TensorList others,
+              std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work) {
+  return postpone(target, others, &bring_to_device,
+                  [work = std::move(work)](const at::Tensor& on, const auto& with, AtHome*) { work(on, with); }) !=
+         nullptr;
 }
 
 std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
                                                 PostponedWork::Work work) {
+  std::vector<Registry::Found> found;
   std::vector<std::weak_ptr<ManagedStorage>> changing;
   for (const at::Tensor& each : others) {
-    changing.push_back(Registry::all().find(each.storage().unsafeGetStorageImpl()).managed);
+    found.push_back(found_of(each));
   }
-  changing.push_back(Registry::all().find(target.storage().unsafeGetStorageImpl()).managed);
+  found.push_back(found_of(target));
+  for (const Registry::Found& each : found) {
+    changing.push_back(each.managed);
+  }
   const auto set_are_about_to_change = [changing](bool are_about_to) {
     for (const std::weak_ptr<ManagedStorage>& each : changing) {
       if (const std::shared_ptr<ManagedStorage> storage = each.lock()) {
@@ -448,13 +465,26 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
       }
     }
   };
-  auto postponed = postpone(target, others, /*bring=*/nullptr,
-                            [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with) {
-                              const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
-                              work(on, with);
-                            });
-  if (postponed != nullptr && !postponed->has_run()) {
-    set_are_about_to_change(true);
+  constexpr PostponedWork::Bring kBring = [](const at::Tensor& on, const std::vector<at::Tensor>& with) {
+    std::vector<at::Tensor> all{on};
+    all.insert(all.end(), with.begin(), with.end());
+    PostponedWork::Brought brought{nullptr, AtHome::of(all)};
+    return brought.at_home != nullptr ? std::move(brought) : bring_to_device(on, with);
+  };
+  set_are_about_to_change(true);  // before the work can run
+  auto undo = c10::make_scope_exit([&] { set_are_about_to_change(false); });
+  auto postponed =
+      postpone(target, others, kBring,
+               [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with, AtHome* home) {
+                 const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
+                 work(on, with, home);
+               });
+  if (postponed == nullptr) {
+    return nullptr;
+  }
+  undo.release();
+  for (const Registry::Found& each : found) {
+    each.set->send_home(each.managed);
   }
   return postponed;
 }

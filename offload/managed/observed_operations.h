@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Tensor.h>
@@ -51,10 +53,12 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 // has the contract). Returns false, and does nothing, unless all of them are managed and come and go: then no use can
 // be missed. Work on them that was put off before is done first, and throws. Throws c10::Error in a CUDA graph's
 // capture.
-[[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work);
+[[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others,
+                            std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work);
 
-// As postpone(), for work that uses the bytes at home (AtHome), on this or on another thread: nothing is brought to the
-// device before, nor fetched ahead of its use. Returns null where postpone() returns false.
+// As postpone(), for work that uses the bytes at home if that is possible by then, on this or on another thread. Their
+// copies home begin now, and nothing is fetched ahead of its use until the work is done. Returns null where postpone()
+// returns false.
 [[nodiscard]] std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
                                                               PostponedWork::Work work);
 

@@ -106,16 +106,12 @@ void PostponedWork::run_locked(Held& held) {
   const c10::StreamGuard there(stream_);
   std::optional<at::Tensor> target = target_.lock();
   held.target = target ? *std::move(target) : target_.stand_in();
-  std::vector<at::Tensor> first{held.target};
-  if (!held_.others.empty()) {
-    first.push_back(held_.others.front());
-  }
-  const std::shared_ptr<const void> here = bring_ == nullptr ? nullptr : bring_(first);
+  const Brought brought = bring_(held.target, held_.others);
   held.work = std::exchange(held_.work, nullptr);
   held.others = std::exchange(held_.others, {});
   has_run_ = true;
   try {
-    held.work(held.target, held.others);
+    held.work(held.target, held.others, brought.at_home.get());
   } catch (...) {
     done_ = residency_->tier().record(stream_);  // of what the work has begun
     throw;

@@ -14,6 +14,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/TensorOptions.h>
 
+#include "offload/managed/at_home.h"
 #include "offload/residency/residency.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
@@ -46,19 +47,23 @@ class WeakAlias {
 // Work on managed storages that was put off until one of them is used next, such as an optimizer's update of a
 // parameter, whose copies then hide behind what the program does until then.
 //
-// The work runs once, on the thread of that use, on the stream that was current when it was put off, and without
-// gradients, autocast or modes. A work that has no target any more still writes to what else it takes, if the program
-// has that; otherwise the work is dropped.
+// The work runs once, on the thread of that use or of run_ahead(), on the stream that was current when it was put off,
+// and without gradients, autocast or modes. A work that has no target any more still writes to what else it takes, if
+// the program has that; otherwise the work is dropped.
 //
 // Threads: every member may be called from any thread.
 class PostponedWork {
  public:
   // `target`, whose storage the work does not keep alive, and `others`, which it does: as tensors with version counters
-  // of their own.
-  using Work = std::function<void(const at::Tensor& target, const std::vector<at::Tensor>& others)>;
+  // of their own. `home`: the bytes of all of them, in this order, where they are to be used at home; otherwise null.
+  using Work = std::function<void(const at::Tensor& target, const std::vector<at::Tensor>& others, AtHome* home)>;
 
-  // Has the bytes of tensors on the device while the result lives. Null for work that asks for the bytes itself.
-  using Bring = std::shared_ptr<const void> (*)(at::TensorList);
+  // What has the bytes where the work is to use them, while it lives.
+  struct Brought {
+    std::shared_ptr<const void> on_device;
+    std::unique_ptr<AtHome> at_home;
+  };
+  using Bring = Brought (*)(const at::Tensor& target, const std::vector<at::Tensor>& others);
 
   PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others, Bring bring,
                 Work work);
@@ -69,8 +74,8 @@ class PostponedWork {
   // waits for it if another thread has begun it; orders the current stream behind it. Does nothing where the work
   // itself is what uses a storage.
   //
-  // Throws what the work throws; the work then counts as done, as far as it came. Throws what bringing the target and
-  // the first of the others throws, such as c10::OutOfMemoryError, before the work has begun: the next use tries again.
+  // Throws what the work throws; the work then counts as done, as far as it came. Throws what Bring throws, such as
+  // c10::OutOfMemoryError, before the work has begun: the next use tries again.
   void before_use();
 
   // Runs the work if that has not been done, on a thread that uses nothing itself. What the work throws is kept for the

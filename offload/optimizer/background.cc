@@ -1,10 +1,23 @@
 #include "offload/optimizer/background.h"
 
+#include <algorithm>
+#include <iterator>
+#include <new>
+#include <system_error>
 #include <utility>
 
+#include <ATen/ops/clone.h>
+#include <c10/util/Exception.h>
+
+#include "offload/base/managed_key.h"
 #include "offload/interpreter.h"
 
 namespace ebb {
+namespace {
+
+constexpr std::uint64_t kMostCopiedBytes = std::uint64_t{2} << 30;
+
+}  // namespace
 
 Background::~Background() {
   std::thread thread;
@@ -13,36 +26,100 @@ Background::~Background() {
     ends_ = true;
     thread = std::move(thread_);
   }
-  changed_.notify_one();
+  changed_.notify_all();
   if (thread.joinable()) {
     const WithoutInterpreterLock without;  // the thread may be ending an object of the interpreter's
     thread.join();
   }
 }
 
-void Background::add(UpdateLater update) {
+bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+                              const Update& update) {
   made_in_.check("an optimizer");
-  std::vector<std::shared_ptr<HostCopy>> done;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  to_do_.push_back(std::move(update.work));
-  for (std::shared_ptr<HostCopy>& copy : copies_) {
-    if (copy->try_to_let_go()) {
-      done.push_back(std::move(copy));
+  if (!can_update_at_home(parameter, gradient, parts) || !has_thread()) {
+    return false;
+  }
+  let_go_of_sources();
+  std::shared_ptr<HostCopy> copy;
+  if (!is_managed(gradient)) {
+    copy = copy_of(gradient, parameter);
+    if (copy == nullptr) {
+      return false;
     }
   }
-  std::erase(copies_, nullptr);
-  if (update.copy != nullptr) {
-    copies_.push_back(std::move(update.copy));
+  ToDo next{update_later_at_home(parameter, gradient, copy, parts, update), copy == nullptr ? 0 : gradient.nbytes()};
+  if (next.work == nullptr) {
+    return false;
   }
+  try {
+    const MutexLock lock(mutex_);
+    if (copy != nullptr) {
+      copies_.push_back(copy);
+    }
+    to_do_.push_back(next);
+    copied_bytes_ += next.copied_bytes;
+  } catch (const std::bad_alloc&) {  // the update is done at the next use
+  }
+  changed_.notify_all();
+  return true;
+}
+
+std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
+  const std::uint64_t bytes = gradient.nbytes();
+  wait_until_copied_is_within(kMostCopiedBytes - std::min(kMostCopiedBytes, bytes));
+  at::Tensor source;
+  try {
+    source = gradient.detach().clone(at::MemoryFormat::Contiguous);
+  } catch (const c10::OutOfMemoryError&) {
+    return nullptr;
+  }
+  std::shared_ptr<HostCopy> copy = HostCopy::start(parameter, source);
+  if (copy == nullptr) {  // whether there is room must not depend on how far the thread is
+    wait_until_copied_is_within(0);
+    copy = HostCopy::start(parameter, source);
+  }
+  return copy;
+}
+
+void Background::wait_until_copied_is_within(std::uint64_t bytes) {
+  const WithoutInterpreterLock without;  // as in the destructor
+  const MutexLock lock(mutex_);
+  while (copied_bytes_ > bytes) {
+    mutex_.wait(changed_);
+  }
+}
+
+// Of copies that are over.
+void Background::let_go_of_sources() {
+  std::vector<std::weak_ptr<HostCopy>> copies;
+  {
+    const MutexLock lock(mutex_);
+    copies.swap(copies_);
+  }
+  std::erase_if(copies, [](const std::weak_ptr<HostCopy>& each) {
+    const std::shared_ptr<HostCopy> copy = each.lock();
+    return copy == nullptr || copy->try_to_let_go();
+  });
+  const MutexLock lock(mutex_);
+  copies_.insert(copies_.end(), std::make_move_iterator(copies.begin()), std::make_move_iterator(copies.end()));
+}
+
+// Starts the thread with the first update.
+bool Background::has_thread() {
+  const MutexLock lock(mutex_);
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { run(); });
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error&) {
+      return false;
+    }
   }
-  changed_.notify_one();
+  return true;
 }
 
 void Background::run() {
   for (;;) {
-    std::shared_ptr<PostponedWork> work;
+    ToDo next;
     {
       const MutexLock lock(mutex_);
       while (to_do_.empty() && !ends_) {
@@ -51,10 +128,16 @@ void Background::run() {
       if (ends_) {
         return;
       }
-      work = std::move(to_do_.front());
+      next = std::move(to_do_.front());
       to_do_.pop_front();
     }
-    work->run_ahead();
+    next.work->run_ahead();
+    next.work = nullptr;
+    {
+      const MutexLock lock(mutex_);
+      copied_bytes_ -= next.copied_bytes;
+    }
+    changed_.notify_all();
   }
 }
 

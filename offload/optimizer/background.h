@@ -1,10 +1,13 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "offload/managed/host_copy.h"
 #include "offload/managed/postponed_work.h"
@@ -14,8 +17,8 @@
 
 namespace ebb {
 
-// A thread that does updates that were put off before anybody asks for them, one after the other. What has not begun by
-// the end is left to who asks for it.
+// A thread that does updates at home before anybody asks for them, one after the other. What has not begun by the end
+// is left to who asks for it.
 //
 // Threads: every member may be called from any thread, but the destructor.
 class Background {
@@ -25,18 +28,32 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // Starts the thread with the first update. Lets go of gradients whose copies are done. Throws c10::Error in a forked
-  // child.
-  void add(UpdateLater update);
+  // Puts the update off, to be done by the thread or before the next use. A gradient that is not managed is copied, on
+  // the device and from there home, so that the program may write to it at once. Blocks the calling thread while copies
+  // of more than 2 GiB wait for their updates, or there is no room in host memory for one more. Returns false, and has
+  // done nothing, where the update cannot be put off: not all is at home in memory, or a copy finds no room. Throws
+  // c10::Error in a forked child.
+  [[nodiscard]] bool update_later(const at::Tensor& parameter, const at::Tensor& gradient,
+                                  const std::vector<Part>& parts, const Update& update);
 
  private:
+  struct ToDo {
+    std::shared_ptr<PostponedWork> work;
+    std::uint64_t copied_bytes;
+  };
+
+  [[nodiscard]] std::shared_ptr<HostCopy> copy_of(const at::Tensor& gradient, const at::Tensor& parameter);
+  void wait_until_copied_is_within(std::uint64_t bytes);
+  void let_go_of_sources();
+  [[nodiscard]] bool has_thread();
   void run();
 
   const ProcessMark made_in_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<PostponedWork>> to_do_ EBB_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<HostCopy>> copies_ EBB_GUARDED_BY(mutex_);  // which may be under way
+  std::deque<ToDo> to_do_ EBB_GUARDED_BY(mutex_);
+  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;               // of updates that are not done
+  std::vector<std::weak_ptr<HostCopy>> copies_ EBB_GUARDED_BY(mutex_);  // which may be under way
   bool ends_ EBB_GUARDED_BY(mutex_) = false;
   std::thread thread_ EBB_GUARDED_BY(mutex_);
 };

@@ -22,15 +22,15 @@ using torch::optim::OptimizerOptions;
 constexpr const char* kStep = "step";
 
 bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                        const Update& update) {
+                        const Update& update, UpdateOn update_on) {
   std::vector<at::Tensor> others{gradient};
   for (const Part& part : parts) {
     append_tensors(part, others);
   }
   return postpone(parameter, others,
-                  [names = names_of(parts.front()), count = parts.size(), update](
+                  [names = names_of(parts.front()), count = parts.size(), update, update_on](
                       const at::Tensor& target, const std::vector<at::Tensor>& taken) {
-                    update_now(target, taken.front(), as_parts(taken, 1, names, count), update, UpdateOn::kDevice);
+                    update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
                   });
 }
 
@@ -110,7 +110,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
       if (!parameter.grad().defined()) {
         continue;
       }
-      if (update_in_ != UpdateIn::kNextUse || !update_later(parameter, /*owns_gradient=*/false, group.options())) {
+      if (update_in_ != UpdateIn::kNextUse || !update_later(parameter, group.options())) {
         update(parameter, group.options());
       }
     }
@@ -127,7 +127,6 @@ void Optimizer::zero_grad(bool set_to_none) {
 }
 
 void Optimizer::update_in_backward(const at::Tensor& parameter) {
-  const bool owns_gradient = parameter.grad().defined() && owns_gradient_alone(parameter);
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& each : group.params()) {
       if (each.is_same(parameter) && parameter.grad().defined()) {
@@ -138,7 +137,7 @@ void Optimizer::update_in_backward(const at::Tensor& parameter) {
               " with UpdateIn::kBackward got a parameter's second gradient before step(). Each backward pass is a "
               "step there, so gradients cannot be accumulated: call step() after each, or use UpdateIn::kStep");
         }
-        if (update_on_ != UpdateOn::kCpu || !update_later(parameter, owns_gradient, group.options())) {
+        if (update_on_ != UpdateOn::kCpu || !update_later(parameter, group.options())) {
           update(parameter, group.options());
         }
         parameter.mutable_grad().reset();
@@ -173,30 +172,19 @@ void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& opti
 }
 
 // Returns false where the update cannot wait: some of what it takes may be used without being seen, or is new.
-bool Optimizer::update_later(const at::Tensor& parameter, bool owns_gradient, const OptimizerOptions& options) {
+bool Optimizer::update_later(const at::Tensor& parameter, const OptimizerOptions& options) {
   const at::Tensor gradient = parameter.grad();
   OptimizerState& state = state_of(parameter);
   if (gradient.is_sparse() || state.parts.empty() || !has_all_states(state.parts.front(), parameter, rule_, options)) {
     return false;
   }
   const Update update{rule_, options.clone(), state.step + 1, /*has_new_states=*/false};
-  if (!(update_on_ == UpdateOn::kCpu &&
-        update_in_background(parameter, gradient, owns_gradient, state.parts, update)) &&
-      !(update_in_ == UpdateIn::kNextUse && update_at_next_use(parameter, gradient, state.parts, update))) {
+  if (!(update_on_ == UpdateOn::kCpu && background_->update_later(parameter, gradient, state.parts, update)) &&
+      !(update_in_ == UpdateIn::kNextUse && update_at_next_use(parameter, gradient, state.parts, update, update_on_))) {
     return false;
   }
   state.step += 1;
   torch::autograd::impl::bump_version(parameter);  // as the update would
-  return true;
-}
-
-bool Optimizer::update_in_background(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
-                                     const std::vector<Part>& parts, const Update& update) {
-  UpdateLater later = update_later_at_home(parameter, gradient, owns_gradient, parts, update);
-  if (later.work == nullptr) {
-    return false;
-  }
-  background_->add(std::move(later));
   return true;
 }
 

@@ -50,37 +50,28 @@ std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<P
   return ranges;
 }
 
-// A gradient's copy in host memory; null where the gradient is managed, or there is no room.
-std::shared_ptr<HostCopy> start_copy(const at::Tensor& parameter, const at::Tensor& gradient) {
-  return is_managed(gradient) ? nullptr : HostCopy::start(parameter, gradient);
-}
-
-// `copy`: of the gradient; null where that is managed.
-bool try_to_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, HostCopy* copy,
-                           const std::vector<Part>& parts, const Update& update) {
-  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
-  std::vector<at::Tensor> tensors{parameter};
-  if (copy == nullptr) {
-    tensors.push_back(gradient);
+// What an update takes beside the parameter: the gradient, unless that is not managed, and then the parts' tensors.
+std::vector<at::Tensor> managed_others(const at::Tensor& gradient, const std::vector<Part>& parts) {
+  std::vector<at::Tensor> others;
+  if (is_managed(gradient)) {
+    others.push_back(gradient);
   }
   for (const Part& part : parts) {
-    append_tensors(part, tensors);
+    append_tensors(part, others);
   }
-  const std::unique_ptr<AtHome> home = std::ranges::all_of(tensors, can_be_fused) ? AtHome::of(tensors) : nullptr;
-  if (home == nullptr) {
-    return false;
-  }
-  auto next = home->tensors().begin();
-  const at::Tensor parameter_there = *next++;
-  const at::Tensor gradient_there = copy == nullptr ? *next++ : copy->wait();
+  return others;
+}
+
+// `home`: of the parameter and managed_others(). `copy`: of a gradient that is not managed.
+void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::string>& names, std::size_t count,
+                    const Update& update) {
+  const at::Tensor& parameter = home.tensors().front();
+  const at::Tensor gradient = copy == nullptr ? home.tensors()[1] : copy->wait();
+  const std::vector<Part> parts = as_parts(home.tensors(), copy == nullptr ? 2 : 1, names, count);
+  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    Part part;
-    for (const auto& [name, tensor] : parts[i]) {
-      part.emplace(name, *next++);
-    }
-    update_rows(ranges[i].of(parameter_there), ranges[i].of(gradient_there), part, update, Kernels::kFused);
+    update_rows(ranges[i].of(parameter), ranges[i].of(gradient), parts[i], update, Kernels::kFused);
   }
-  return true;
 }
 
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
@@ -99,48 +90,43 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
 
 }  // namespace
 
+bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
+  std::vector<at::Tensor> tensors = managed_others(gradient, parts);
+  tensors.push_back(parameter);
+  return can_be_fused(gradient) && std::ranges::all_of(tensors, can_be_fused) && AtHome::is_possible(tensors);
+}
+
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on) {
-  if (update_on == UpdateOn::kCpu) {
-    const std::shared_ptr<HostCopy> copy = start_copy(parameter, gradient);
-    if ((copy != nullptr || is_managed(gradient)) &&
-        try_to_update_at_home(parameter, gradient, copy.get(), parts, update)) {
-      torch::autograd::impl::bump_version(parameter);  // as operations on the parameter do
-      return;
+  if (update_on == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts)) {
+    const std::shared_ptr<HostCopy> copy = is_managed(gradient) ? nullptr : HostCopy::start(parameter, gradient);
+    if (copy != nullptr || is_managed(gradient)) {
+      std::vector<at::Tensor> tensors = managed_others(gradient, parts);
+      tensors.insert(tensors.begin(), parameter);
+      if (const std::unique_ptr<AtHome> home = AtHome::of(tensors)) {
+        update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
+        torch::autograd::impl::bump_version(parameter);  // as operations on the parameter do
+        return;
+      }
     }
   }
   update_parts(parameter, gradient, parts, update, update_on);
 }
 
-bool owns_gradient_alone(const at::Tensor& leaf) {
-  // An accumulated gradient that was a node's result shares its storage with that result, which only LibTorch has.
-  constexpr std::size_t kGradientAndResult = 2;
-  const at::Tensor& gradient = leaf.grad();
-  return gradient.use_count() == 1 && gradient.storage().use_count() <= kGradientAndResult;
-}
-
-UpdateLater update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
-                                 const std::vector<Part>& parts, const Update& update) {
-  UpdateLater later{nullptr, owns_gradient ? start_copy(parameter, gradient) : nullptr};
-  std::vector<at::Tensor> others;
-  if (later.copy == nullptr) {
-    others.push_back(gradient);
-  }
-  for (const Part& part : parts) {
-    append_tensors(part, others);
-  }
-  later.work =
-      postpone_at_home(parameter, others,
-                       [copy = later.copy, names = names_of(parts.front()), count = parts.size(), update](
-                           const at::Tensor& target, const std::vector<at::Tensor>& taken) {
-                         const std::vector<Part> taken_parts = as_parts(taken, copy == nullptr ? 1 : 0, names, count);
-                         const at::Tensor taken_gradient = copy == nullptr ? taken.front() : at::Tensor();
-                         if (!try_to_update_at_home(target, taken_gradient, copy.get(), taken_parts, update)) {
-                           const at::Tensor there = copy == nullptr ? taken_gradient : copy->wait().to(target.device());
-                           update_parts(target, there, taken_parts, update, UpdateOn::kCpu);
-                         }
-                       });
-  return later;
+std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
+                                                    const std::shared_ptr<HostCopy>& copy,
+                                                    const std::vector<Part>& parts, const Update& update) {
+  return postpone_at_home(parameter, managed_others(gradient, parts),
+                          [copy, names = names_of(parts.front()), count = parts.size(), update](
+                              const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
+                            if (home != nullptr) {
+                              update_at_home(*home, copy.get(), names, count, update);
+                              return;
+                            }
+                            const at::Tensor from = copy == nullptr ? taken.front() : copy->wait().to(target.device());
+                            update_parts(target, from, as_parts(taken, copy == nullptr ? 1 : 0, names, count), update,
+                                         UpdateOn::kCpu);
+                          });
 }
 
 }  // namespace ebb

@@ -22,26 +22,21 @@ struct Update {
   bool has_new_states;  // which are zero
 };
 
-// Updates the parameter, part by part. kCpu: at home, if all of the bytes can be used there, and the calling thread
-// waits for the gradient. Otherwise what is managed comes to where the parameter is used.
+// Whether all that an update takes is at home in memory, or is a gradient that can be copied there, and LibTorch's
+// fused kernels take such tensors. Only a hint, as AtHome's.
+[[nodiscard]] bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
+                                      const std::vector<Part>& parts);
+
+// Updates the parameter, part by part. kCpu: at home, if that is possible, and the calling thread waits for the
+// gradient. Otherwise what is managed comes to where the parameter is used.
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on);
 
-// Whether nobody else can write to the leaf's gradient: neither the tensor nor its storage has another owner than the
-// leaf and what LibTorch holds until the leaf's hooks are over. To be asked in such a hook, before another handle of
-// the gradient is made.
-[[nodiscard]] bool owns_gradient_alone(const at::Tensor& leaf);
-
-// An update at home that is put off: PostponedWork has the contract. `work` is null where it cannot be, and nothing has
-// been done. `copy`: of a gradient that is not managed, whose memory the copy keeps until it is done.
-struct UpdateLater {
-  std::shared_ptr<PostponedWork> work;
-  std::shared_ptr<HostCopy> copy;
-};
-
-// `owns_gradient`: nobody writes to the gradient any more. Otherwise a gradient that is not managed is not put off.
-[[nodiscard]] UpdateLater update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
-                                               bool owns_gradient, const std::vector<Part>& parts,
-                                               const Update& update);
+// Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that is not managed; otherwise
+// null. Returns null, and has done nothing, where the update cannot be put off.
+[[nodiscard]] std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
+                                                                  const at::Tensor& gradient,
+                                                                  const std::shared_ptr<HostCopy>& copy,
+                                                                  const std::vector<Part>& parts, const Update& update);
 
 }  // namespace ebb

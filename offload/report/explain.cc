@@ -135,15 +135,9 @@ std::string trust(const PlanReport& report) {
 
 // What managed storages take of the device and of the link.
 std::string managed_text(const ManagedShare& managed) {
-  const auto sum = [](const EachPhase<ManagedTraffic::Lane>& lanes) {
-    std::uint64_t bytes = 0;
-    for (const ManagedTraffic::Lane& lane : lanes) {
-      bytes += lane.bytes;
-    }
-    return human_bytes(bytes);
-  };
   return fmt::format("managed: at most {} on the device; {} in and {} out from one step's beginning to the next's\n",
-                     human_bytes(managed.device_bytes), sum(managed.traffic.in), sum(managed.traffic.out));
+                     human_bytes(managed.device_bytes), human_bytes(managed.traffic.in_bytes()),
+                     human_bytes(managed.traffic.out_bytes()));
 }
 
 }  // namespace

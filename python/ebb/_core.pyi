@@ -234,13 +234,10 @@ class CpuUpdates:
     def now(
         parameter: torch.Tensor, gradient: torch.Tensor, parts: Sequence[Mapping[str, torch.Tensor]], update: CpuUpdate
     ) -> None: ...
-    @staticmethod
-    def owns_gradient_alone(leaf: torch.Tensor) -> bool: ...
     def later(
         self,
         parameter: torch.Tensor,
         gradient: torch.Tensor,
-        owns_gradient: bool,
         parts: Sequence[Mapping[str, torch.Tensor]],
         update: CpuUpdate,
     ) -> bool: ...

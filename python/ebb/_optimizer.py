@@ -55,7 +55,7 @@ class Optimizer(torch.optim.Optimizer):
     around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor
     DistributedDataParallel (whose ranks would drift apart) may be used.
 
-    Raises ValueError for options out of their range, and RuntimeError for sparse gradients. Where the device's memory does
+    Raises ValueError for options out of their range, and for maximize=True on the CPU, and RuntimeError for sparse gradients. Where the device's memory does
     not suffice, step() raises torch.OutOfMemoryError with some parameters updated and others not: go on from what was
     saved.
     """
@@ -92,6 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     _update_in: UpdateIn = "step"
+    _update_on: UpdateOn = "device"
     _cpu_updates: _core.CpuUpdates | None = None
 
     def __init__(self, params: Any, defaults: dict[str, Any], update_in: UpdateIn, update_on: UpdateOn) -> None:
@@ -100,9 +101,7 @@ class Optimizer(torch.optim.Optimizer):
         if update_on not in ("device", "cpu"):
             raise ValueError(f'ebb: update_on is {update_on!r}, and must be "device" or "cpu"')
         self._update_in = update_in
-        if update_on == "cpu":
-            self._cpu_updates = _core.CpuUpdates()
-            weakref.finalize(self, self._cpu_updates.end)
+        self._set_update_on(update_on)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._updated: set[int] = set()  # the id of each parameter updated in backward since the last step()
         weakref.finalize(self, _remove, self._hooks)
@@ -113,8 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         try:
             self._check(group)
-            if self._cpu_updates is not None and group["maximize"]:
-                raise ValueError(f'ebb: {type(self).__name__} with update_on="cpu" does not maximize')
+            self._check_for_cpu(group)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -214,14 +212,29 @@ class Optimizer(torch.optim.Optimizer):
         if self._update_in == "backward":
             name = type(self).__name__
             raise TypeError(f'ebb: {name} with update_in="backward" cannot be copied or pickled; its state_dict() can')
-        return super().__getstate__()
+        return super().__getstate__() | {"update_on": self._update_on}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        update_on = state.get("update_on")  # load_state_dict, too, calls this
+        super().__setstate__({name: value for name, value in state.items() if name != "update_on"})
+        if update_on is not None:
+            self._set_update_on(update_on)
+
+    def _set_update_on(self, update_on: UpdateOn) -> None:
+        self._update_on = update_on
+        if update_on == "cpu":
+            self._cpu_updates = _core.CpuUpdates()
+            weakref.finalize(self, self._cpu_updates.end)
+
+    def _check_for_cpu(self, group: dict[str, Any]) -> None:
+        if self._update_on == "cpu" and group["maximize"]:
+            raise ValueError(f'ebb: {type(self).__name__} with update_on="cpu" does not maximize')
 
     def _end_step(self) -> None:
         if self._update_in == "backward":  # what was unpickled has no such attribute, and another mode
             self._updated.clear()
 
     def _update_in_backward(self, parameter: torch.Tensor) -> None:
-        owns_gradient = _core.CpuUpdates.owns_gradient_alone(parameter)  # before Python has an object of the gradient's
         for group in self.param_groups:
             if parameter.grad is not None and any(each is parameter for each in group["params"]):
                 if id(parameter) in self._updated:
@@ -231,15 +244,16 @@ class Optimizer(torch.optim.Optimizer):
                         'update_in="step"'
                     )
                 self._updated.add(id(parameter))
-                self._update(parameter, group, owns_gradient)
+                self._update(parameter, group)
                 parameter.grad = None
 
     @torch.no_grad()
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any], owns_gradient: bool = False) -> None:
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
             raise RuntimeError(f"ebb: {type(self).__name__} does not support sparse gradients")
+        self._check_for_cpu(group)  # which the program may have changed
         plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
         may_wait = plain and "step" in self.state[parameter]
         state, parts, new = self._state_of(parameter, group)
@@ -248,7 +262,7 @@ class Optimizer(torch.optim.Optimizer):
             tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
             update = _core.CpuUpdate(self._kind, self._numbers(group), int(steps.item()) + 1, bool(new))
             may_wait = may_wait and self._update_in != "step"
-            if may_wait and self._cpu_updates.later(parameter, gradient, owns_gradient, tensors, update):
+            if may_wait and self._cpu_updates.later(parameter, gradient, tensors, update):
                 torch.autograd.graph.increment_version(parameter)  # as the update would
             else:
                 self._cpu_updates.now(parameter, gradient, tensors, update)

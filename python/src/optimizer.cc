@@ -19,6 +19,8 @@
 #include "offload/optimizer/update_rule.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
+#include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb::python {
 namespace {
@@ -83,23 +85,26 @@ class CpuUpdates {
   }
 
   // Returns false, and has done nothing, where the update cannot be put off.
-  bool later(const at::Tensor& parameter, const at::Tensor& gradient, bool owns_gradient,
-             const std::vector<Part>& parts, const CpuUpdate& update) {
-    if (background_ == nullptr) {
-      return false;
-    }
-    UpdateLater put_off = update_later_at_home(parameter, gradient, owns_gradient, parts, update.get());
-    if (put_off.work == nullptr) {
-      return false;
-    }
-    background_->add(std::move(put_off));
-    return true;
+  bool later(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+             const CpuUpdate& update) {
+    const std::shared_ptr<Background> background = this->background();
+    return background != nullptr && background->update_later(parameter, gradient, parts, update.get());
   }
 
-  void end() { background_.reset(); }
+  void end() {
+    std::shared_ptr<Background> ended;  // destroyed after the lock is released
+    const MutexLock lock(mutex_);
+    ended = std::move(background_);
+  }
 
  private:
-  std::unique_ptr<Background, UnlessForked> background_{new Background};
+  std::shared_ptr<Background> background() {
+    const MutexLock lock(mutex_);
+    return background_;
+  }
+
+  Mutex mutex_;
+  std::shared_ptr<Background> background_ EBB_GUARDED_BY(mutex_) = make_shared_unless_forked<Background>();
 };
 
 }  // namespace
@@ -113,7 +118,6 @@ void bind_optimizer(py::module_& module) {
       .def(py::init<>())
       .def_static("now", &CpuUpdates::now, py::arg("parameter"), py::arg("gradient"), py::arg("parts"),
                   py::arg("update"), Released())
-      .def_static("owns_gradient_alone", &owns_gradient_alone, py::arg("leaf"))
       .def("later", &CpuUpdates::later, py::arg("parameter"), py::arg("gradient"), py::arg("owns_gradient"),
            py::arg("parts"), py::arg("update"), Released())
       .def("end", &CpuUpdates::end, Released());

@@ -118,17 +118,13 @@ def test_an_update_in_backward_is_the_update_in_step(home, kind, make, managed):
     assert all(each.grad is None for each in model.parameters())
 
 
-def in_memory():
-    return ebb.Offloader(device="cpu", home="host", policy=ebb.policies.minimum_size(1))
-
-
 @pytest.mark.parametrize(("kind", "options"), [each for each in OPTIONS if "maximize" not in each[1]])
 @pytest.mark.parametrize("make", [new_model, new_half_model])
 @pytest.mark.parametrize("update_in", ["step", "backward", "next_use"])
-def test_updates_on_the_cpu_have_the_same_bits_for_managed_parameters(kind, options, make, update_in):
+def test_updates_on_the_cpu_have_the_same_bits_for_managed_parameters(home, kind, options, make, update_in):
     plain, model = make(), make()
     expected = steps_of(plain, getattr(ebb, kind)(plain.parameters(), lr=1e-2, update_on="cpu", **options))
-    in_memory().manage(model, device_bytes=0, minimum_bytes=0)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu", **options)
     assert_equal(steps_of(model, optimizer), expected)
 
@@ -140,27 +136,8 @@ def test_updates_on_the_cpu_are_close_to_the_devices(kind):
     found = steps_of(model, getattr(ebb, kind)(model.parameters(), lr=torch.tensor(1e-2), update_on="cpu"))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("update_in", ["backward", "next_use"])
-def test_an_update_on_the_cpu_is_of_the_gradient_as_it_was(update_in):
-    plain, model = new_model(), new_model()
-    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2, update_on="cpu"))
-    in_memory().manage(model, device_bytes=0, minimum_bytes=0, gradients=False)
-    held = []
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda leaf: held.append(leaf.grad))
-    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu")
-    step = optimizer.step
-
-    def step_and_write():
-        step()
-        for gradient in held:
-            gradient.zero_()
-        held.clear()
-
-    optimizer.step = step_and_write
-    assert_equal(steps_of(model, optimizer), expected)
+    if kind != "SGD":  # whose fused kernel rounds as its operations do
+        assert not all(map(torch.equal, found, expected))
 
 
 def test_the_cpu_does_not_maximize():
@@ -169,6 +146,11 @@ def test_the_cpu_does_not_maximize():
         ebb.SGD(model.parameters(), maximize=True, update_on="cpu")
     with pytest.raises(ValueError, match='must be "device" or "cpu"'):
         ebb.SGD(model.parameters(), update_on="gpu")
+    optimizer = ebb.SGD(model.parameters(), update_on="cpu")
+    optimizer.load_state_dict(ebb.SGD(model.parameters(), maximize=True).state_dict())
+    model(torch.arange(8)).sum().backward()
+    with pytest.raises(ValueError, match="does not maximize"):
+        optimizer.step()
 
 
 def test_an_optimizer_of_another_name_updates_on_the_cpu():
@@ -482,6 +464,14 @@ def test_copies_of_an_optimizer():
     both[1].add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(ebb.AdamW(model.parameters(), update_in="backward"))
+
+
+def test_a_copy_of_an_optimizer_updates_on_the_cpu_as_well():
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, ebb.AdamW(plain.parameters(), update_on="cpu"))
+    parameters = list(model.parameters())
+    copied = copy.copy(ebb.AdamW(parameters, update_on="cpu"))
+    assert_equal(steps_of(model, copied), expected)
 
 
 def test_a_closure_is_called_with_gradients():

@@ -83,7 +83,14 @@ bool CudaEvent::done() const noexcept {
   return error != cudaErrorNotReady && !refused;
 }
 
-void CudaEvent::synchronize() const { C10_CUDA_CHECK(cudaEventSynchronize(event_)); }
+// As in done(): a thread that waits for a copy is no part of another thread's capture.
+void CudaEvent::synchronize() const {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const cudaError_t error = cudaEventSynchronize(event_);
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  C10_CUDA_CHECK(error);
+}
 
 void CudaEvent::block(c10::cuda::CUDAStream stream) const {
   const c10::cuda::CUDAGuard device(stream.device());

@@ -4,7 +4,6 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/util/ScopeExit.h>
 
 #include "streams/base/fault_point.h"
 #include "streams/gpu/host_slabs.h"
@@ -27,14 +26,6 @@ bool is_capturing(c10::cuda::CUDAStream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   C10_CUDA_CHECK(cudaStreamIsCapturing(stream.stream(), &status));
   return status != cudaStreamCaptureStatusNone;
-}
-
-// The host waits, and tells CUDA that this wait is no part of a capture.
-void wait_beside_capture(const CudaEvent& event) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-  const auto restore = c10::make_scope_exit([&mode] { cudaThreadExchangeStreamCaptureMode(&mode); });
-  event.synchronize();
 }
 
 }  // namespace
@@ -66,7 +57,7 @@ void PinnedTier::make_wait(c10::Stream stream, const Ticket& ticket) {
   }
   const c10::cuda::CUDAStream compute = cuda(stream);
   if (is_capturing(compute)) {  // CUDA refuses a wait for other streams' work in a capture, and ends the capture
-    wait_beside_capture(*event);
+    event->synchronize();
     return;
   }
   const MutexLock lock(wait_mutex_);

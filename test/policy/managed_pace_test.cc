@@ -108,16 +108,13 @@ TEST_CASE("Random periods last at least as long as their compute and as each lan
     const EachPhase<double> phases = pace.phases_ms(compute_ms, kByteAMs);
     INFO("round " << round);
     double sum = 0;
-    std::uint64_t in = 0;
-    std::uint64_t out = 0;
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
       CHECK(phases[phase] >= compute_ms[phase] - 1e-9);
       sum += phases[phase];
-      in += traffic.in[phase].bytes;
-      out += traffic.out[phase].bytes;
     }
     // The result is the mean of four periods, and a lane may have as much as the bound to carry before or after.
-    CHECK(4 * sum + static_cast<double>(bound) >= static_cast<double>(4 * std::max(in, out)));
+    CHECK(4 * sum + static_cast<double>(bound) >=
+          static_cast<double>(4 * std::max(traffic.in_bytes(), traffic.out_bytes())));
     const EachPhase<double> slower =
         pace.phases_ms(compute_ms, {.out_bytes_per_ms = 0.5, .in_bytes_per_ms = 0.5, .ms_per_copy = 0});
     CHECK(slower[0] + slower[1] + slower[2] >= sum - 1e-9);

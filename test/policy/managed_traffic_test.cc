@@ -15,13 +15,6 @@
 namespace ebb {
 namespace {
 
-std::uint64_t bytes_in(const ManagedTraffic& traffic) {
-  return traffic.in[0].bytes + traffic.in[1].bytes + traffic.in[2].bytes;
-}
-std::uint64_t bytes_out(const ManagedTraffic& traffic) {
-  return traffic.out[0].bytes + traffic.out[1].bytes + traffic.out[2].bytes;
-}
-
 // One storage an operation.
 ManagedUse read(std::uint32_t item, std::uint32_t operation, Phase phase = Phase::kForward) {
   return {.item = item, .operation = operation, .bytes = 10, .phase = phase};
@@ -46,7 +39,7 @@ TEST_CASE("Of layers used there and back, those at both turns stay") {
   CHECK(traffic.in[0].bytes == 20);
   CHECK(traffic.in[1].bytes == 20);
   CHECK(traffic.in[0].copies == 2);
-  CHECK(bytes_out(traffic) == 0);
+  CHECK(traffic.out_bytes() == 0);
   CHECK(traffic.peak_bytes == EachPhase<std::uint64_t>{30, 30, 30});
 }
 
@@ -64,10 +57,10 @@ TEST_CASE("What is used between steps is there in the step, too") {
 TEST_CASE("A storage that is written goes home when it leaves, and not before") {
   std::vector<ManagedUse> uses = there_and_back(3);
   uses.front().written = true;
-  CHECK(bytes_out(managed_traffic(uses, 30)) == 0);
+  CHECK(managed_traffic(uses, 30).out_bytes() == 0);
   const ManagedTraffic tight = managed_traffic(uses, 10);
   CHECK(tight.out[0].bytes == 10);
-  CHECK(bytes_out(tight) == 10);
+  CHECK(tight.out_bytes() == 10);
 }
 
 TEST_CASE("A gradient that is made anew in each period is not fetched when made and not sent home when it has ended") {
@@ -81,7 +74,7 @@ TEST_CASE("A gradient that is made anew in each period is not fetched when made 
   CHECK(all.peak_bytes == EachPhase<std::uint64_t>{20, 30, 30});
   const ManagedTraffic tight = managed_traffic(uses, 10);
   CHECK(tight.out[1].bytes == 10);  // the gradient, once
-  CHECK(bytes_out(tight) == 10);
+  CHECK(tight.out_bytes() == 10);
   CHECK(tight.in[2].bytes == 10);
 }
 
@@ -91,7 +84,7 @@ TEST_CASE("The storages of one operation are there at once, whatever the bound")
   CHECK(largest_operation(uses, Phase::kBackward) == 0);
   const ManagedTraffic traffic = managed_traffic(uses, 10);
   CHECK(traffic.peak_bytes[0] == 30);
-  CHECK(bytes_in(traffic) == 40);
+  CHECK(traffic.in_bytes() == 40);
 }
 
 TEST_CASE("No uses make no traffic") {

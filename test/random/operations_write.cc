@@ -34,12 +34,9 @@ bool update_at_home(const at::Tensor& x, bool ahead) {
   if (update_can_fail(x)) {
     return false;
   }
-  const auto work = postpone_at_home(x, {}, [](at::Tensor target, const Tensors& /*others*/) {
-    if (const auto home = AtHome::of(target)) {
-      home->tensors().front().mul_(0.75);
-    } else {
-      target.mul_(0.75);
-    }
+  const auto work = postpone_at_home(x, {}, [](const at::Tensor& target, const Tensors& /*others*/, AtHome* home) {
+    const at::Tensor& there = home == nullptr ? target : home->tensors().front();
+    there.mul_(0.75);
   });
   if (work == nullptr) {
     return false;

@@ -1,10 +1,13 @@
 // Updates by the CPU, of bytes where they are at home.
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -96,10 +99,11 @@ TEST_CASE("an error of work that was done ahead comes from the next use, once", 
   const at::Tensor target = at::ones({kFloats});
   const at::Tensor other = at::ones({kFloats});
   rig.offloader().manage({target, other}, within(0));
-  const auto work = postpone_at_home(target, {other}, [](const at::Tensor& to, const std::vector<at::Tensor>&) {
-    AtHome::of({to})->tensors().front().add_(1);
-    throw std::runtime_error("half-way");
-  });
+  const auto work =
+      postpone_at_home(target, {other}, [](const at::Tensor&, const std::vector<at::Tensor>&, AtHome* home) {
+        home->tensors().front().add_(1);
+        throw std::runtime_error("half-way");
+      });
   REQUIRE(work != nullptr);
   work->run_ahead();
   CHECK_THROWS_WITH(other.sum(), "half-way");
@@ -135,6 +139,28 @@ TEST_CASE("updates go on without the optimizer whose thread has not come to them
   }
 }
 
+TEST_CASE("states stay at home whatever the bound is, where the CPU updates", "[managed]") {
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
+  const UpdateIn update_in = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse, UpdateIn::kBackward);
+  const bool gradients = GENERATE(true, false);
+  Parameters how = within(100 * kBytes);
+  how.gradients = gradients;
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  rig.offloader().manage({weight}, how);
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in, update_on);
+  for (int step = 0; step < 3; ++step) {
+    backward(weight);
+    optimizer.step();
+    optimizer.zero_grad();
+    static_cast<void>(value_of(weight));
+    const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second);
+    const bool is_new = step == 0 && update_in != UpdateIn::kStep;
+    const bool is_on_device = update_on == UpdateOn::kDevice;
+    CHECK((is_new || is_away(state.parts.front().at("exp_avg")) != is_on_device));
+  }
+}
+
 // A weight after some steps, and its states.
 std::vector<at::Tensor> updated(std::uint64_t capacity_bytes, const Parameters& how) {
   Setting setting = late_without_stash();
@@ -166,34 +192,144 @@ TEST_CASE("an update on the CPU has the same bits where a gradient or a state ha
   test::check_equal(expected, updated(100 * kBytes, states_stay));
 }
 
-TEST_CASE("an update that is put off is of the gradient as it was", "[managed]") {
-  const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
-  const bool holds_view = GENERATE(true, false);
-  Parameters how = within(0);
-  how.gradients = false;
-  Rig rig(late_without_stash());
-  const at::Tensor weight = make_weight();
-  const at::Tensor expected = make_weight();
-  at::Tensor held;
-  if (holds_view) {
-    weight.register_hook([&](const at::Tensor& gradient) { held = gradient.view({-1}); });
-  } else {
-    after_each_gradient(weight, &rig, [&](const at::Tensor& leaf) { held = leaf.grad(); });
+TEST_CASE("copies of gradients wait for room in host memory", "[managed]") {
+  constexpr std::uint64_t kWeights = 4;
+  Setting setting = late_without_stash();
+  setting.options.capacity_bytes = (3 * kWeights + 1) * kBytes;  // and one copy at a time
+  Rig rig(setting);
+  std::vector<at::Tensor> weights;
+  for (std::uint64_t i = 0; i < kWeights; ++i) {
+    weights.push_back(make_weight());
   }
-  rig.offloader().manage({weight}, how);
+  rig.offloader().manage(weights, within(100 * kBytes));
+  AdamW optimizer(weights, {}, UpdateIn::kBackward, UpdateOn::kCpu);
+  for (int step = 0; step < 4; ++step) {
+    for (const at::Tensor& each : weights) {
+      backward(each);
+    }
+    optimizer.step();
+  }
+  for (const auto& [key, state] : optimizer.state()) {
+    CHECK(is_away(dynamic_cast<const OptimizerState&>(*state).parts.front().at("exp_avg")));
+  }
+}
+
+using Program = std::function<void(const at::Tensor& weight, at::Tensor& held)>;
+
+// A weight after some steps, in which the program writes to what it holds of the gradient after each.
+at::Tensor trained_while_held(UpdateIn update_in, Offloader* offloader, const Program& begin,
+                              const std::function<at::Tensor(const at::Tensor&)>& loss) {
+  const at::Tensor weight = make_weight();
+  if (offloader != nullptr) {
+    Parameters how = within(0);
+    how.gradients = false;
+    offloader->manage({weight}, how);
+  }
+  at::Tensor held;
+  begin(weight, held);
   AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
-  AdamW in_step({expected}, torch::optim::AdamWOptions(0.1), UpdateIn::kStep, UpdateOn::kCpu);
   for (int step = 0; step < 3; ++step) {
-    backward(weight);
+    torch::autograd::backward({loss(weight)});
     optimizer.step();
     held.zero_();
     optimizer.zero_grad();
-    backward(expected);
-    in_step.step();
-    in_step.zero_grad();
-    CHECK(at::equal(value_of(weight), value_of(expected)));
+    begin(weight, held);
   }
-  leave_gradients_alone(weight, &rig);
+  leave_gradients_alone(weight, &held);
+  return value_of(weight);
+}
+
+TEST_CASE("an update that is put off is of the gradient as it was", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
+  const auto sine = [](const at::Tensor& weight) { return (weight * 3).sin().sum(); };
+  const auto sum = [](const at::Tensor& weight) { return weight.sum(); };  // whose gradient is expanded, and so cloned
+  const std::vector<std::pair<std::string, Program>> programs{
+      {"holds a view of what comes to the leaf",
+       [](const at::Tensor& weight, at::Tensor& held) {
+         if (!held.defined()) {
+           weight.register_hook([&held](const at::Tensor& gradient) { held = gradient.view({-1}); });
+         }
+       }},
+      {"holds the gradient",
+       [](const at::Tensor& weight, at::Tensor& held) {
+         if (!held.defined()) {
+           after_each_gradient(weight, &held, [&held](const at::Tensor& leaf) { held = leaf.grad(); });
+         }
+       }},
+      {"holds a view of the gradient",
+       [](const at::Tensor& weight, at::Tensor& held) {
+         if (!held.defined()) {
+           after_each_gradient(weight, &held, [&held](const at::Tensor& leaf) { held = leaf.grad().view({-1}); });
+         }
+       }},
+      {"accumulates into a buffer of its own",
+       [](const at::Tensor& weight, at::Tensor& held) {
+         held = held.defined() ? held : at::zeros({kFloats});
+         weight.mutable_grad() = held.variable_data();
+       }},
+  };
+  for (const auto& [name, program] : programs) {
+    for (const auto& loss : {std::function<at::Tensor(const at::Tensor&)>(sine), {sum}}) {
+      INFO(name);
+      const at::Tensor expected = trained_while_held(UpdateIn::kStep, nullptr, program, loss);
+      Rig rig(late_without_stash());
+      CHECK(at::equal(trained_while_held(update_in, &rig.offloader(), program, loss), expected));
+    }
+  }
+}
+
+TEST_CASE("a copy home that fails before an update on the CPU loses nothing", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  const at::Tensor other = make_weight();
+  rig.offloader().manage({weight, other}, within(kBytes));
+  const at::NoGradGuard no_grad;
+  weight.mul_(2);
+  const at::Tensor expected = value_of(weight);
+  rig.tier().fail_copy(1);
+  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(at::equal(value_of(weight), expected));
+  CHECK(at::equal(value_of(other), value_of(make_weight())));
+}
+
+TEST_CASE("a gradient whose copy home fails is copied once more", "[managed]") {
+  const auto train = [](Rig* rig) {
+    const at::Tensor weight = make_weight();
+    Parameters how = within(0);
+    how.gradients = false;
+    if (rig != nullptr) {
+      rig->offloader().manage({weight}, how);
+    }
+    AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), UpdateIn::kNextUse, UpdateOn::kCpu);
+    for (int step = 0; step < 3; ++step) {
+      backward(weight);
+      if (rig != nullptr && step == 1) {
+        rig->tier().fail_copy(1);
+      }
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return value_of(weight);
+  };
+  Rig rig(late_without_stash());
+  CHECK(at::equal(train(&rig), train(nullptr)));
+}
+
+TEST_CASE("what uses a tensor that another thread uses at home waits", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor weight = at::zeros({kFloats});
+  rig.offloader().manage({weight}, within(0));
+  const at::NoGradGuard no_grad;
+  for (int i = 0; i < 50; ++i) {
+    std::unique_ptr<AtHome> home = AtHome::of({weight});
+    REQUIRE(home != nullptr);
+    at::Tensor seen;
+    std::thread other([&] { seen = value_of(weight); });
+    home->tensors().front().add_(1);
+    home.reset();
+    other.join();
+    CHECK(at::equal(seen, at::full({kFloats}, static_cast<float>(i + 1))));
+  }
 }
 
 constexpr std::int64_t kMany = 1 << 20;

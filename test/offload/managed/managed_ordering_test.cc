@@ -58,7 +58,7 @@ class ManagedWorld : public OrderingWorld {
 
   // Writes the bytes where they are in host memory. Returns what they were.
   std::vector<float> write_at_home(std::size_t which, float value) {
-    auto* const bytes = static_cast<float*>(managed_[which]->begin_use_at_home());
+    auto* const bytes = static_cast<float*>(set_->begin_use_at_home(managed_[which]));
     REQUIRE(bytes != nullptr);
     const std::vector<float> before(bytes, bytes + kFloats);
     std::fill_n(bytes, kFloats, value);
@@ -68,7 +68,7 @@ class ManagedWorld : public OrderingWorld {
 
   bool can_be_used_at_home_during_use(std::size_t which) {
     managed_[which]->begin_use();
-    const bool can = managed_[which]->begin_use_at_home() != nullptr;
+    const bool can = set_->begin_use_at_home(managed_[which]) != nullptr;
     managed_[which]->end_use(/*written=*/false);
     return can;
   }
@@ -90,9 +90,9 @@ class ManagedWorld : public OrderingWorld {
   std::shared_ptr<PostponedWork> postpone_write(std::size_t which, float value) {
     return std::make_shared<PostponedWork>(
         runtime->shared_residency(), tensors_[which], at::TensorList(),
-        [](at::TensorList) { return std::shared_ptr<const void>(); },
+        [](const at::Tensor&, const std::vector<at::Tensor>&) { return PostponedWork::Brought(); },
         [this, which, value, stream = SimulatedStreamGuard::current()](const at::Tensor&,
-                                                                       const std::vector<at::Tensor>&) {
+                                                                       const std::vector<at::Tensor>&, AtHome*) {
           const SimulatedStreamGuard there(stream);  // c10's guards know no such
           write(which, value);
         });

@@ -109,6 +109,11 @@ TEST_CASE("managed parameters train to the same bits, with few of them on the de
     std::vector<at::Tensor> weights = make_weights(8);
     rig.offloader().manage(weights, within(bound));
     check_equal(expected, train(weights, nullptr));
+    rig.offloader().drain();
+    rig.offloader().reset_stats();  // all weights were there in the beginning
+    static_cast<void>(train(weights, nullptr));
+    const std::uint64_t made_and_used = 2 * kBytes;  // a gradient where the bound is full, and an operation's weight
+    CHECK(rig.stats().managed_on_device.peak_bytes <= bound + made_and_used);
     weights.clear();
   }
 }

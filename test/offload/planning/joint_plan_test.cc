@@ -181,10 +181,7 @@ TEST_CASE_METHOD(NoLeak, "the copies of managed storages are predicted") {
   }
   const Stats stats = rig.stats();
   const ManagedShare share = rig.offloader().plan_report().value().managed.value();
-  std::uint64_t predicted = 0;
-  for (const ManagedTraffic::Lane& lane : share.traffic.in) {
-    predicted += lane.bytes;
-  }
+  const std::uint64_t predicted = share.traffic.in_bytes();
   const std::uint64_t copied = (stats.managed_prefetched.bytes + stats.managed_fetched_late.bytes) / kSteps;
   CAPTURE(predicted, copied);
   REQUIRE(predicted > 0);

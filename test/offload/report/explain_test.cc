@@ -39,6 +39,22 @@ std::string explanation(const Goal& goal, bool fits) {
   return explain_plan(known, goal, report);
 }
 
+TEST_CASE("a plan's table ends with what managed storages take") {
+  ManagedShare share;
+  share.device_bytes = 6 << 20;
+  share.traffic.in[0].bytes = 1 << 20;
+  share.traffic.in[2].bytes = 4 << 20;
+  share.traffic.out[1].bytes = 2 << 20;
+  PlannedPolicy::Known known;
+  known.plan = std::make_shared<const Plan>();
+  PlanReport report;
+  report.fits = true;
+  CHECK_THAT(explain_plan(known, DeviceBytes{1}, report), !Contains("managed"));
+  report.managed = share;
+  CHECK_THAT(explain_plan(known, DeviceBytes{1}, report),
+             Contains("managed: at most 6.0 MiB on the device; 5.0 MiB in and 2.0 MiB out"));
+}
+
 std::string line_of(const std::string& text, const std::string& operation) {
   const auto at = text.find("\n" + operation + " ");
   REQUIRE(at != std::string::npos);
