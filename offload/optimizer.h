@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,7 +40,8 @@ enum class UpdateIn : std::uint8_t {
   // what a program reads is what kStep gives, and the differences are: a gradient that the program lets go of lives
   // until the update; an error in an update comes from the use (where the device has no memory for the parameter and
   // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
-  // step(), does not see the update there.
+  // step(), does not see the update there; where weight decay is part of the states (Adam, SGD) and a program lets go
+  // of the parameter but not of the state, the state's use is a c10::Error.
   kNextUse,
 };
 
@@ -68,6 +70,9 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
   // indices in the first dimension, and they follow one another. One element, unless the parameter is large.
   std::vector<std::map<std::string, at::Tensor>> parts;
 
+  // As an archive has it, and not beside the parameter yet: one part, of all rows.
+  bool is_whole = false;
+
   // An archive has each tensor whole.
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
@@ -91,9 +96,10 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 // copies of all states in host memory until it is written.
 //
 // Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
-// Errors: std::invalid_argument for options out of their range or of another optimizer, c10::Error for sparse gradients
-// and for an archive with another optimizer's options. Where the device's memory does not suffice, step() throws
-// c10::OutOfMemoryError with some parameters updated and others not: go on from what was saved.
+// Errors: std::invalid_argument for options out of their range or of another optimizer, c10::Error for gradients
+// that are not dense, and for an archive with another optimizer's options, or with states of other sizes. Where the
+// device's memory does not suffice, step() throws c10::OutOfMemoryError with some parameters updated and others not: go
+// on from what was saved.
 class Optimizer : public torch::optim::Optimizer {
  public:
   ~Optimizer() override;
@@ -112,10 +118,12 @@ class Optimizer : public torch::optim::Optimizer {
   Optimizer(const UpdateRule& rule, const std::vector<torch::optim::OptimizerParamGroup>& groups,
             std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update_in, UpdateOn update_on);
 
-  // After an archive has been read: puts every state beside its parameter.
-  void place_loaded_states();
+  // Has `read` read an archive, and puts every state that has been read beside its parameter. Where that throws,
+  // options and states are what they were.
+  void load_by(const std::function<void()>& read);
 
  private:
+  void place_loaded_states();
   void update_in_backward(const at::Tensor& parameter);
   void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   bool update_later(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);

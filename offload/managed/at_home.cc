@@ -12,7 +12,7 @@ namespace ebb {
 
 bool AtHome::is_possible(at::TensorList tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& each) {
-    if (!is_managed(each) || !each.has_storage()) {
+    if (!is_managed(each) || !each.has_storage() || each.is_neg() || each.is_conj()) {
       return false;
     }
     const Registry::Found found = Registry::all().find(each.storage().unsafeGetStorageImpl());

@@ -16,8 +16,8 @@ namespace ebb {
 // Threads: one.
 class AtHome {
  public:
-  // Whether all of the tensors are managed, come and go, and have homes that are memory. Only a hint: another thread
-  // may change that.
+  // Whether all of the tensors are managed, come and go, are neither negated nor conjugated, and have homes that are
+  // memory. Only a hint: another thread may change that.
   [[nodiscard]] static bool is_possible(at::TensorList tensors);
 
   // Sends the tensors home, does what has been put off until their use, and blocks the calling thread until their

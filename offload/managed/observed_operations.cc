@@ -423,10 +423,16 @@ Registry::Found found_of(const at::Tensor& tensor) {
 
 // Null where some of the tensors may be used without being seen.
 std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Bring bring,
-                                        PostponedWork::Work work) {
+                                        PostponedWork::Work work, PostponedWork::TargetUse target_use) {
   std::vector<at::Tensor> all = others.vec();
   all.push_back(target);
   if (!std::ranges::all_of(all, [](const at::Tensor& each) { return is_managed(each) && each.has_storage(); })) {
+    return nullptr;
+  }
+  const auto shares_targets = [&](const at::Tensor& other) {
+    return other.storage().unsafeGetStorageImpl() == target.storage().unsafeGetStorageImpl();
+  };
+  if (std::ranges::any_of(others, shares_targets)) {  // the work would keep the target alive
     return nullptr;
   }
   const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
@@ -434,21 +440,24 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
     return nullptr;
   }
   TORCH_CHECK(!set->residency().tier().captures(), "ebb: an update of a managed tensor cannot be part of a CUDA graph");
-  auto postponed = std::make_shared<PostponedWork>(set->shared_residency(), target, others, bring, std::move(work));
+  auto postponed =
+      std::make_shared<PostponedWork>(set->shared_residency(), target, others, bring, std::move(work), target_use);
   return Registry::all().postpone(all, postponed) ? postponed : nullptr;
 }
 
 }  // namespace
 
 bool postpone(const at::Tensor& target, at::TensorList others,
-              std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work) {
-  return postpone(target, others, &bring_to_device,
-                  [work = std::move(work)](const at::Tensor& on, const auto& with, AtHome*) { work(on, with); }) !=
-         nullptr;
+              std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work,
+              PostponedWork::TargetUse target_use) {
+  return postpone(
+             target, others, &bring_to_device,
+             [work = std::move(work)](const at::Tensor& on, const auto& with, AtHome*) { work(on, with); },
+             target_use) != nullptr;
 }
 
 std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
-                                                PostponedWork::Work work) {
+                                                PostponedWork::Work work, PostponedWork::TargetUse target_use) {
   std::vector<Registry::Found> found;
   std::vector<std::weak_ptr<ManagedStorage>> changing;
   for (const at::Tensor& each : others) {
@@ -473,12 +482,13 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
   };
   set_are_about_to_change(true);  // before the work can run
   auto undo = c10::make_scope_exit([&] { set_are_about_to_change(false); });
-  auto postponed =
-      postpone(target, others, kBring,
-               [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with, AtHome* home) {
-                 const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
-                 work(on, with, home);
-               });
+  auto postponed = postpone(
+      target, others, kBring,
+      [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with, AtHome* home) {
+        const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
+        work(on, with, home);
+      },
+      target_use);
   if (postponed == nullptr) {
     return nullptr;
   }

@@ -51,16 +51,18 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 
 // Puts work on these tensors off until any of them, or of their storages' other tensors, is used next (PostponedWork
 // has the contract). Returns false, and does nothing, unless all of them are managed and come and go: then no use can
-// be missed. Work on them that was put off before is done first, and throws. Throws c10::Error in a CUDA graph's
-// capture.
+// be missed. The same where one of `others` has the target's storage, which could not end then. Work on them that was
+// put off before is done first, and throws. Throws c10::Error in a CUDA graph's capture.
 [[nodiscard]] bool postpone(const at::Tensor& target, at::TensorList others,
-                            std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work);
+                            std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work,
+                            PostponedWork::TargetUse target_use = PostponedWork::TargetUse::kWritten);
 
 // As postpone(), for work that uses the bytes at home if that is possible by then, on this or on another thread. Their
 // copies home begin now, and nothing is fetched ahead of its use until the work is done. Returns null where postpone()
 // returns false.
-[[nodiscard]] std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
-                                                              PostponedWork::Work work);
+[[nodiscard]] std::shared_ptr<PostponedWork> postpone_at_home(
+    const at::Tensor& target, at::TensorList others, PostponedWork::Work work,
+    PostponedWork::TargetUse target_use = PostponedWork::TargetUse::kWritten);
 
 // Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
 // is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter.

@@ -9,6 +9,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
 #include "offload/interpreter.h"
@@ -54,10 +55,11 @@ std::optional<at::Tensor> WeakAlias::lock() const {
 at::Tensor WeakAlias::stand_in() const { return at::empty_strided(sizes_, strides_, options_); }
 
 PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others,
-                             Bring bring, Work work)
+                             Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
       target_(target),
       bring_(bring),
+      target_use_(target_use),
       stream_(residency_->tier().current_stream()),
       held_{std::move(work), {}, {}} {
   for (const at::Tensor& other : others) {
@@ -105,12 +107,17 @@ void PostponedWork::run_locked(Held& held) {
   const PlainState plain;
   const c10::StreamGuard there(stream_);
   std::optional<at::Tensor> target = target_.lock();
+  const bool has_ended = !target;
   held.target = target ? *std::move(target) : target_.stand_in();
   const Brought brought = bring_(held.target, held_.others);
   held.work = std::exchange(held_.work, nullptr);
   held.others = std::exchange(held_.others, {});
   has_run_ = true;
   try {
+    TORCH_CHECK(
+        target_use_ == TargetUse::kWritten || !has_ended,
+        "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
+        "and the parameter has ended since: use the state before");
     held.work(held.target, held.others, brought.at_home.get());
   } catch (...) {
     done_ = residency_->tier().record(stream_);  // of what the work has begun

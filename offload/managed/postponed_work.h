@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -49,7 +50,7 @@ class WeakAlias {
 //
 // The work runs once, on the thread of that use or of run_ahead(), on the stream that was current when it was put off,
 // and without gradients, autocast or modes. A work that has no target any more still writes to what else it takes, if
-// the program has that; otherwise the work is dropped.
+// the program has that, or throws where it would read the target; otherwise the work is dropped.
 //
 // Threads: every member may be called from any thread.
 class PostponedWork {
@@ -65,8 +66,11 @@ class PostponedWork {
   };
   using Bring = Brought (*)(const at::Tensor& target, const std::vector<at::Tensor>& others);
 
+  // kRead: what the work writes to `others` depends on the target's values.
+  enum class TargetUse : std::uint8_t { kWritten, kRead };
+
   PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others, Bring bring,
-                Work work);
+                Work work, TargetUse target_use = TargetUse::kWritten);
   PostponedWork(const PostponedWork&) = delete;
   PostponedWork& operator=(const PostponedWork&) = delete;
 
@@ -74,7 +78,8 @@ class PostponedWork {
   // waits for it if another thread has begun it; orders the current stream behind it. Does nothing where the work
   // itself is what uses a storage.
   //
-  // Throws what the work throws; the work then counts as done, as far as it came. Throws what Bring throws, such as
+  // Throws what the work throws, and c10::Error where the target has ended and would be read; the work then counts as
+  // done, as far as it came. Throws what Bring throws, such as
   // c10::OutOfMemoryError, before the work has begun: the next use tries again.
   void before_use();
 
@@ -104,6 +109,7 @@ class PostponedWork {
   const std::shared_ptr<Residency> residency_;
   const WeakAlias target_;
   const Bring bring_;
+  const TargetUse target_use_;
   const c10::Stream stream_;
   std::atomic<std::thread::id> runner_{};
   std::atomic<bool> has_run_{false};

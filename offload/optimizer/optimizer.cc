@@ -27,11 +27,13 @@ bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
   for (const Part& part : parts) {
     append_tensors(part, others);
   }
-  return postpone(parameter, others,
-                  [names = names_of(parts.front()), count = parts.size(), update, update_on](
-                      const at::Tensor& target, const std::vector<at::Tensor>& taken) {
-                    update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
-                  });
+  return postpone(
+      parameter, others,
+      [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
+                                                                                 const std::vector<at::Tensor>& taken) {
+        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
+      },
+      target_use_of(update, parts));
 }
 
 }  // namespace
@@ -56,6 +58,7 @@ void OptimizerState::serialize(torch::serialize::InputArchive& archive) {
   archive.read(kStep, steps);
   step = steps.toInt();
   parts.assign(1, {});
+  is_whole = true;
   for (const std::string& name : archive.keys()) {
     if (name != kStep) {
       archive.read(name, parts.front()[name]);
@@ -106,6 +109,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
     loss = closure();
   }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    rule_.check(group.options());  // which the program may have changed, or added
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) {
         continue;
@@ -130,6 +134,7 @@ void Optimizer::update_in_backward(const at::Tensor& parameter) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& each : group.params()) {
       if (each.is_same(parameter) && parameter.grad().defined()) {
+        rule_.check(group.options());
         {
           const MutexLock lock(mutex_);
           TORCH_CHECK(
@@ -159,7 +164,8 @@ OptimizerState& Optimizer::state_of(const at::Tensor& parameter) {
 void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = parameter.grad();
-  TORCH_CHECK(!gradient.is_sparse(), "ebb: ", rule_.name, " does not support sparse gradients");
+  TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule_.name, " does not support gradients that are sparse, ",
+              "or have another layout: ", gradient.layout());
   OptimizerState& state = state_of(parameter);
   bool has_new_states = false;
   if (state.parts.empty() || !has_all_states(state.parts.front(), parameter, rule_, options)) {
@@ -174,8 +180,11 @@ void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& opti
 // Returns false where the update cannot wait: some of what it takes may be used without being seen, or is new.
 bool Optimizer::update_later(const at::Tensor& parameter, const OptimizerOptions& options) {
   const at::Tensor gradient = parameter.grad();
+  if (gradient.layout() != c10::kStrided) {
+    return false;
+  }
   OptimizerState& state = state_of(parameter);
-  if (gradient.is_sparse() || state.parts.empty() || !has_all_states(state.parts.front(), parameter, rule_, options)) {
+  if (state.parts.empty() || !has_all_states(state.parts.front(), parameter, rule_, options)) {
     return false;
   }
   const Update update{rule_, options.clone(), state.step + 1, /*has_new_states=*/false};
@@ -188,19 +197,41 @@ bool Optimizer::update_later(const at::Tensor& parameter, const OptimizerOptions
   return true;
 }
 
+void Optimizer::load_by(const std::function<void()>& read) {
+  std::vector<torch::optim::OptimizerParamGroup> groups = param_groups_;
+  decltype(state_) states;
+  for (const auto& [key, state] : state_) {
+    states[key] = state->clone();
+  }
+  try {
+    read();
+    place_loaded_states();
+  } catch (...) {
+    param_groups_.swap(groups);
+    state_ = std::move(states);
+    throw;
+  }
+}
+
 void Optimizer::place_loaded_states() {
+  const at::NoGradGuard no_grad;
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    rule_.check(group.options());
     for (const at::Tensor& parameter : group.params()) {
       const auto known = state_.find(parameter.unsafeGetTensorImpl());
       if (known == state_.end()) {
         continue;
       }
       auto& state = static_cast<OptimizerState&>(*known->second);
-      const Part& whole = state.parts.front();
+      if (!state.is_whole) {  // the archive does not have it
+        continue;
+      }
       std::vector<Part> parts;
       for (const RowRange& range : row_ranges(parameter)) {
         Part& part = parts.emplace_back();
-        for (const auto& [name, from] : whole) {
+        for (const auto& [name, from] : state.parts.front()) {
+          TORCH_CHECK(from.sizes() == parameter.sizes(), "ebb: ", name, " of an archive has the sizes ", from.sizes(),
+                      ", and its parameter ", parameter.sizes());
           at::Tensor placed = range.of(from).to(from.options().device(parameter.device()), /*non_blocking=*/false,
                                                 /*copy=*/true);
           manage_beside(parameter, placed);
@@ -208,6 +239,7 @@ void Optimizer::place_loaded_states() {
         }
       }
       state.parts = std::move(parts);
+      state.is_whole = false;
     }
   }
 }

@@ -30,8 +30,7 @@ void OptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) cons
 
 template <typename Options>
 void OptimizerWith<Options>::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<OptimizerState, Options>(archive, *this);
-  place_loaded_states();
+  load_by([&] { torch::optim::serialize<OptimizerState, Options>(archive, *this); });
 }
 
 }  // namespace ebb

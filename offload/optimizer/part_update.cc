@@ -18,7 +18,10 @@ namespace {
 // With whose operations rows are updated. kFused: contiguous ones, on the CPU.
 enum class Kernels : std::uint8_t { kOneByOne, kFused };
 
-bool can_be_fused(const at::Tensor& tensor) { return tensor.is_contiguous() && tensor.is_floating_point(); }
+// A negated tensor's memory has the other sign.
+bool can_be_fused(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.is_floating_point() && !tensor.is_neg();
+}
 
 Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
   const bool all = update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
@@ -46,7 +49,13 @@ void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part&
 
 std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<Part>& parts, const UpdateRule& rule) {
   std::vector<RowRange> ranges = row_ranges(parameter);
-  TORCH_CHECK(ranges.size() == parts.size(), "ebb: a parameter of ", rule.name, " has other sizes than before");
+  bool are_sizes_alike = ranges.size() == parts.size();
+  for (std::size_t i = 0; are_sizes_alike && i < parts.size(); ++i) {
+    const at::Tensor rows = ranges[i].of(parameter);
+    are_sizes_alike =
+        std::ranges::all_of(parts[i], [&](const auto& state) { return state.second.sizes() == rows.sizes(); });
+  }
+  TORCH_CHECK(are_sizes_alike, "ebb: a parameter of ", rule.name, " has other sizes than before");
   return ranges;
 }
 
@@ -88,7 +97,17 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
   }
 }
 
+// As operations on the parameter do; LibTorch's fused kernels do not.
+void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_version(parameter); }
+
 }  // namespace
+
+PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts) {
+  const UpdateRule& rule = update.rule;
+  const bool reads = rule.do_states_take_target != nullptr && rule.do_states_take_target(*update.options);
+  return reads && !parts.front().contains(kMaster) ? PostponedWork::TargetUse::kRead
+                                                   : PostponedWork::TargetUse::kWritten;
+}
 
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
   std::vector<at::Tensor> tensors = managed_others(gradient, parts);
@@ -105,28 +124,32 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
       tensors.insert(tensors.begin(), parameter);
       if (const std::unique_ptr<AtHome> home = AtHome::of(tensors)) {
         update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
-        torch::autograd::impl::bump_version(parameter);  // as operations on the parameter do
+        bump_version(parameter);
         return;
       }
     }
   }
   update_parts(parameter, gradient, parts, update, update_on);
+  if (update_on == UpdateOn::kCpu) {
+    bump_version(parameter);
+  }
 }
 
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
                                                     const std::vector<Part>& parts, const Update& update) {
-  return postpone_at_home(parameter, managed_others(gradient, parts),
-                          [copy, names = names_of(parts.front()), count = parts.size(), update](
-                              const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
-                            if (home != nullptr) {
-                              update_at_home(*home, copy.get(), names, count, update);
-                              return;
-                            }
-                            const at::Tensor from = copy == nullptr ? taken.front() : copy->wait().to(target.device());
-                            update_parts(target, from, as_parts(taken, copy == nullptr ? 1 : 0, names, count), update,
-                                         UpdateOn::kCpu);
-                          });
+  return postpone_at_home(
+      parameter, managed_others(gradient, parts),
+      [copy, names = names_of(parts.front()), count = parts.size(), update](
+          const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
+        if (home != nullptr) {
+          update_at_home(*home, copy.get(), names, count, update);
+          return;
+        }
+        const at::Tensor from = copy == nullptr ? taken.front() : copy->wait().to(target.device());
+        update_parts(target, from, as_parts(taken, copy == nullptr ? 1 : 0, names, count), update, UpdateOn::kCpu);
+      },
+      target_use_of(update, parts));
 }
 
 }  // namespace ebb

@@ -22,6 +22,9 @@ struct Update {
   bool has_new_states;  // which are zero
 };
 
+// kRead where the parameter's values go into its states.
+[[nodiscard]] PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts);
+
 // Whether all that an update takes is at home in memory, or is a gradient that can be copied there, and LibTorch's
 // fused kernels take such tensors. Only a hint, as AtHome's.
 [[nodiscard]] bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "offload/managed/observed_operations.h"
 
@@ -55,6 +57,8 @@ bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const Upd
   const std::vector<RowRange> ranges = row_ranges(parameter);
   parts.resize(ranges.size());
   bool has_new_states = false;
+  const c10::InferenceMode no_inference(false);  // states of the first step are written in later ones
+  const at::NoGradGuard no_grad;
   const at::TensorOptions kind = needs_master(parameter) ? parameter.options().dtype(at::kFloat) : at::TensorOptions();
   const OnDevice all_parts(at::TensorList{needs_master(parameter) ? parameter : at::Tensor()});
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -63,6 +63,7 @@ const UpdateRule& rule_of<SGDOptions>() {
         [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).momentum() != 0; }}},
       &check,
       &update,
+      [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).weight_decay() != 0; },
       &update_fused};
   return rule;
 }

@@ -13,7 +13,7 @@ namespace ebb {
 // One update of a parameter's rows.
 struct RowUpdate {
   at::Tensor target;    // the rows, or their master
-  at::Tensor gradient;  // in the target's type
+  at::Tensor gradient;  // in the target's type, but for update_on_cpu()
   const std::map<std::string, at::Tensor>& states;
   std::int64_t step;    // from 1
   bool has_new_states;  // which are zero
@@ -31,6 +31,9 @@ struct UpdateRule {
   std::vector<StateRule> states;
   void (*check)(const torch::optim::OptimizerOptions& options);  // throws std::invalid_argument
   void (*update)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
+
+  // Whether the states after an update depend on the target before; null: never.
+  bool (*do_states_take_target)(const torch::optim::OptimizerOptions& options);
 
   // The same on the CPU by LibTorch's fused kernels, which round differently.
   void (*update_fused)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);

@@ -33,6 +33,10 @@ class AdamW(_WithMoments):
 
     _kind = "AdamW"
 
+    @staticmethod
+    def _do_states_take_parameter(group: dict[str, Any]) -> bool:
+        return False
+
     def __init__(
         self,
         params: Any,

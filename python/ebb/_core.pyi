@@ -225,6 +225,7 @@ def postpone(
     target: torch.Tensor,
     others: Sequence[torch.Tensor],
     work: Callable[[torch.Tensor, list[torch.Tensor]], None],
+    reads_target: bool,
 ) -> bool: ...
 class CpuUpdate:
     def __init__(self, kind: str, numbers: Mapping[str, float], step: int, has_new_states: bool) -> None: ...

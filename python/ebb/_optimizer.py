@@ -1,6 +1,7 @@
 """Optimizers whose states live where their parameters do."""
 
 import copy
+import numbers
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -85,6 +86,11 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         """Updates some rows of a parameter, or of its master. `new`: which states are zeros. `steps`: before this one."""
         raise NotImplementedError
+
+    @staticmethod
+    def _do_states_take_parameter(group: dict[str, Any]) -> bool:
+        """Whether the states after an update depend on the parameter before."""
+        return bool(group["weight_decay"] != 0)
 
     @staticmethod
     def _numbers(group: dict[str, Any]) -> dict[str, float]:
@@ -174,19 +180,24 @@ class Optimizer(torch.optim.Optimizer):
         other sizes than its parameter.
         """
         names = (*self._states, "master")
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        indices = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         tensors = {
             number: {name: value for name, value in state.items() if name in names and value is not None}
             for number, state in state_dict["state"].items()
         }
-        for number, parameter in zip(numbers, parameters, strict=False):  # torch refuses another number of parameters
+        for number, parameter in zip(indices, parameters, strict=False):  # torch refuses another number of parameters
             for name, value in tensors.get(number, {}).items():
                 if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
                     found = tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
                     raise ValueError(
                         f"ebb: {name} of parameter {number} is {found}, and must be a tensor of {tuple(parameter.shape)}"
                     )
+        for own, loaded in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if missing := own.keys() - loaded.keys() - {"params", "param_names"}:
+                raise ValueError(
+                    f"ebb: this is no state of {type(self).__name__}, which has options that it lacks: {sorted(missing)}"
+                )
         others = {
             number: {name: copy.deepcopy(value) for name, value in state.items() if name not in names}
             for number, state in state_dict["state"].items()
@@ -195,7 +206,7 @@ class Optimizer(torch.optim.Optimizer):
             if "step" in state and not isinstance(state["step"], torch.Tensor):  # as old checkpoints of torch's have it
                 state["step"] = torch.tensor(float(state["step"]), dtype=_type_of_steps())
         super().load_state_dict({**state_dict, "state": others})
-        for number, parameter in zip(numbers, parameters, strict=True):
+        for number, parameter in zip(indices, parameters, strict=True):
             if not tensors.get(number):
                 continue
             state = self.state[parameter]
@@ -212,13 +223,14 @@ class Optimizer(torch.optim.Optimizer):
         if self._update_in == "backward":
             name = type(self).__name__
             raise TypeError(f'ebb: {name} with update_in="backward" cannot be copied or pickled; its state_dict() can')
-        return super().__getstate__() | {"update_on": self._update_on}
+        return super().__getstate__() | {"update_in": self._update_in, "update_on": self._update_on}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        update_on = state.get("update_on")  # load_state_dict, too, calls this
-        super().__setstate__({name: value for name, value in state.items() if name != "update_on"})
-        if update_on is not None:
-            self._set_update_on(update_on)
+        ours = ("update_in", "update_on")
+        super().__setstate__({name: value for name, value in state.items() if name not in ours})
+        if "update_on" in state:  # load_state_dict, too, calls this
+            self._update_in = state["update_in"]
+            self._set_update_on(state["update_on"])
 
     def _set_update_on(self, update_on: UpdateOn) -> None:
         self._update_on = update_on
@@ -251,14 +263,17 @@ class Optimizer(torch.optim.Optimizer):
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        if gradient.is_sparse:
-            raise RuntimeError(f"ebb: {type(self).__name__} does not support sparse gradients")
+        if gradient.layout != torch.strided:
+            raise RuntimeError(
+                f"ebb: {type(self).__name__} does not support gradients that are sparse, or have another layout: "
+                f"{gradient.layout}"
+            )
         self._check_for_cpu(group)  # which the program may have changed
         plain = type(parameter) in _PLAIN and type(gradient) in _PLAIN
         may_wait = plain and "step" in self.state[parameter]
         state, parts, new = self._state_of(parameter, group)
         steps = state["step"]
-        if self._cpu_updates is not None and plain:
+        if self._cpu_updates is not None and plain and not parameter.is_complex():
             tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
             update = _core.CpuUpdate(self._kind, self._numbers(group), int(steps.item()) + 1, bool(new))
             may_wait = may_wait and self._update_in != "step"
@@ -295,7 +310,8 @@ class Optimizer(torch.optim.Optimizer):
             taken_parts = [{name: next(tensors) for name in known} for known in names]
             _update_parts(kind, target, from_gradient, taken_parts, new, steps_before, options)
 
-        waits = _core.postpone(parameter, others, update)
+        reads_parameter = "master" not in parts[0] and self._do_states_take_parameter(group)
+        waits = _core.postpone(parameter, others, update, reads_parameter)
         if waits:
             torch.autograd.graph.increment_version(parameter)  # as the update would
         return waits
@@ -304,6 +320,12 @@ class Optimizer(torch.optim.Optimizer):
         self, parameter: torch.Tensor, group: dict[str, Any]
     ) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
         """The parameter's state, where its tensors are, by parts of the parameter, and which of these are new."""
+        with torch.inference_mode(False), torch.no_grad():  # states of the first step are written in later ones
+            return self._state_of_parts(parameter, group)
+
+    def _state_of_parts(
+        self, parameter: torch.Tensor, group: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], set[str]]:
         state: dict[str, Any] = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.tensor(0.0, dtype=_type_of_steps())
@@ -419,7 +441,7 @@ def is_number(value: Any) -> bool:
     """Whether torch's optimizers take the value for a number."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_at_least_0(kind: str, group: dict[str, Any], *names: str) -> None:

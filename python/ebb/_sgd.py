@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.sgd import sgd
 
-from ebb._optimizer import Optimizer, UpdateIn, UpdateOn, check_at_least_0
+from ebb._optimizer import Optimizer, UpdateIn, UpdateOn, check_at_least_0, is_number
 
 
 class SGD(Optimizer):
@@ -38,6 +38,8 @@ class SGD(Optimizer):
     @staticmethod
     def _check(group: dict[str, Any]) -> None:
         check_at_least_0("SGD", group, "lr", "momentum", "weight_decay")
+        if not is_number(group["dampening"]):
+            raise ValueError(f"ebb: SGD got dampening={group['dampening']!r}, and takes a number")
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise ValueError("ebb: SGD with nesterov needs momentum, and no dampening")
 

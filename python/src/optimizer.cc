@@ -118,8 +118,8 @@ void bind_optimizer(py::module_& module) {
       .def(py::init<>())
       .def_static("now", &CpuUpdates::now, py::arg("parameter"), py::arg("gradient"), py::arg("parts"),
                   py::arg("update"), Released())
-      .def("later", &CpuUpdates::later, py::arg("parameter"), py::arg("gradient"), py::arg("owns_gradient"),
-           py::arg("parts"), py::arg("update"), Released())
+      .def("later", &CpuUpdates::later, py::arg("parameter"), py::arg("gradient"), py::arg("parts"), py::arg("update"),
+           Released())
       .def("end", &CpuUpdates::end, Released());
 }
 

@@ -2,6 +2,7 @@ import contextlib
 import copy
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -472,6 +473,80 @@ def test_a_copy_of_an_optimizer_updates_on_the_cpu_as_well():
     parameters = list(model.parameters())
     copied = copy.copy(ebb.AdamW(parameters, update_on="cpu"))
     assert_equal(steps_of(model, copied), expected)
+
+
+@pytest.mark.parametrize("copied_by", [copy.copy, copy.deepcopy])
+def test_a_copy_of_an_optimizer_has_its_options(home, copied_by):
+    model = new_model()
+    optimizer = copied_by(ebb.AdamW(model.parameters(), update_in="next_use", update_on="cpu"))
+    assert (optimizer._update_in, optimizer._update_on) == ("next_use", "cpu")
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+def test_complex_parameters_have_the_bits_of_torch_on_the_cpu_too(kind):
+    found = []
+    for make in (getattr(torch.optim, kind), partial(getattr(ebb, kind), update_on="cpu")):
+        weight = torch.linspace(0, 1, 4).to(torch.complex64).requires_grad_()
+        optimizer = make([weight], lr=0.1)
+        for _ in range(3):
+            weight.grad = torch.full((4,), 1j)
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+def test_a_graph_from_before_an_update_on_the_cpu_is_refused():
+    weight = torch.nn.Parameter(torch.randn(100))
+    optimizer = ebb.AdamW([weight], lr=0.1, update_on="cpu")
+    weight.sin().sum().backward()
+    before = (weight * weight).sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
+
+
+def test_a_first_step_in_inference_mode_is_a_step_as_any_other(home):
+    found = []
+    for update_in in ("step", "next_use"):
+        weight = torch.ones(8).requires_grad_()
+        home.manage([weight], device_bytes=0, minimum_bytes=0)
+        optimizer = ebb.AdamW([weight], lr=0.1, update_in=update_in)
+        for _ in range(3):
+            (weight * 2).sin().sum().backward()
+            with torch.inference_mode():
+                optimizer.step()
+            optimizer.zero_grad()
+        found.append(weight.detach().clone())
+    assert torch.equal(*found)
+
+
+def test_a_state_that_outlives_its_parameter_is_an_error_where_it_takes_the_parameters_values(home):
+    weight = torch.ones(8).requires_grad_()
+    home.manage([weight], device_bytes=0, minimum_bytes=0)
+    optimizer = ebb.Adam([weight], weight_decay=0.5, update_in="next_use")
+    for _ in range(3):
+        weight.sin().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moment = optimizer.state[weight]["exp_avg"]
+    del optimizer, weight
+    gc.collect()
+    with pytest.raises(RuntimeError, match="parameter has ended"):
+        moment.clone()
+
+
+def test_another_optimizers_state_is_one_clear_error():
+    model = new_model()
+    known = ebb.SGD(model.parameters()).state_dict()
+    with pytest.raises(ValueError, match="no state of AdamW"):
+        ebb.AdamW(model.parameters()).load_state_dict(known)
+
+
+def test_numpys_numbers_are_options():
+    numpy = pytest.importorskip("numpy")
+    assert ebb.AdamW([torch.ones(2).requires_grad_()], lr=numpy.float32(0.5)).param_groups[0]["lr"] == 0.5
+    with pytest.raises(ValueError, match="dampening"):
+        ebb.SGD([torch.ones(2).requires_grad_()], dampening="much")
 
 
 def test_a_closure_is_called_with_gradients():

@@ -31,6 +31,8 @@ namespace {
 using test::is_away;
 using test::within;
 
+using Tensors = std::vector<at::Tensor>;
+
 constexpr std::int64_t kFloats = 4096;
 constexpr std::uint64_t kBytes = kFloats * sizeof(float);
 
@@ -158,6 +160,31 @@ TEST_CASE("states stay at home whatever the bound is, where the CPU updates", "[
     const bool is_new = step == 0 && update_in != UpdateIn::kStep;
     const bool is_on_device = update_on == UpdateOn::kDevice;
     CHECK((is_new || is_away(state.parts.front().at("exp_avg")) != is_on_device));
+  }
+}
+
+TEST_CASE("a negated gradient keeps its sign", "[managed]") {
+  const bool gradients = GENERATE(true, false);
+  Tensors found;
+  for (const UpdateOn update_on : {UpdateOn::kDevice, UpdateOn::kCpu}) {
+    for (const UpdateIn update_in : {UpdateIn::kStep, UpdateIn::kNextUse, UpdateIn::kBackward}) {
+      Rig rig(late_without_stash());
+      const at::Tensor weight = make_weight();
+      weight.register_hook([](const at::Tensor& gradient) { return at::_neg_view(gradient.neg()); });
+      Parameters how = within(0);
+      how.gradients = gradients;
+      rig.offloader().manage({weight}, how);
+      SGD optimizer({weight}, torch::optim::SGDOptions(0.1).momentum(0.9), update_in, update_on);
+      for (int step = 0; step < 3; ++step) {
+        backward(weight);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      found.push_back(value_of(weight));
+    }
+  }
+  for (const at::Tensor& each : found) {
+    CHECK(at::allclose(each, found.front()));
   }
 }
 

@@ -395,9 +395,10 @@ TEST_CASE("whatever a program does after a step, an update at the next use is th
 }
 
 TEST_CASE("a graph from before a step is refused after it, before the update, too", "[managed]") {
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
   for (const UpdateIn update : {UpdateIn::kStep, UpdateIn::kNextUse}) {
-    Rig rig(disk());
-    const OneWeight one(rig, update);
+    Rig rig(GENERATE(0, 1) == 0 ? disk() : late_without_stash());
+    const OneWeight one(rig, update, at::kFloat, update_on);
     const at::Tensor loss = (one.weight * one.weight).sum();
     one.backward(1);
     const_cast<AdamW&>(one.optimizer).step();
@@ -717,6 +718,145 @@ TEST_CASE("updates in backward refuse a second gradient before step(), and lose 
   CHECK_NOTHROW(backward());
 }
 
+TEST_CASE("a state that outlives its parameter is right, or an error where it takes the parameter's values",
+          "[managed]") {
+  for (const Both& optimizer : ours_and_libtorchs()) {
+    INFO(optimizer.name);
+    std::vector<at::Tensor> states;
+    for (const UpdateIn update_in : {UpdateIn::kStep, UpdateIn::kNextUse}) {
+      Rig rig(disk());
+      Tensors weights{make_weights(at::kFloat).front()};
+      rig.offloader().manage(weights, within(0));
+      auto ours = optimizer.ours(weights, update_in);
+      for (int step = 0; step < 3; ++step) {
+        torch::autograd::backward({weights.front().sin().sum()});
+        ours->step();
+        ours->zero_grad();
+      }
+      const auto parts = dynamic_cast<const OptimizerState&>(*ours->state().begin()->second).parts;
+      if (parts.front().empty()) {
+        continue;
+      }
+      ours.reset();
+      weights.clear();
+      try {
+        states.push_back(parts.front().begin()->second.clone());
+      } catch (const c10::Error& error) {
+        CHECK_THAT(error.what(), Catch::Contains("parameter has ended"));
+        CHECK(update_in == UpdateIn::kNextUse);
+      }
+    }
+    CHECK((states.size() < 2 || at::equal(states[0], states[1])));
+  }
+}
+
+TEST_CASE("a gradient in its weight's own storage lets both end", "[managed]") {
+  Rig rig(disk());
+  {
+    OneWeight one(rig, UpdateIn::kNextUse);
+    one.weight.mutable_grad() = one.weight.detach();
+    one.optimizer.step();
+    one.weight.mutable_grad().reset();
+  }
+  forget_ended_storages();
+  CHECK(rig.stats().managed.tensors == 0);
+}
+
+TEST_CASE("a first step in inference mode is a step as any other", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
+  const auto train = [update_in](const at::Tensor& weight, bool inference) {
+    AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in);
+    for (int step = 0; step < 3; ++step) {
+      torch::autograd::backward({weight.sin().sum()});
+      const c10::InferenceMode mode(inference);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const at::NoGradGuard no_grad;
+    return weight.clone();
+  };
+  Rig rig(disk());
+  const at::Tensor plain = at::ones({kWidth}).requires_grad_();
+  const at::Tensor weight = at::ones({kWidth}).requires_grad_();
+  rig.offloader().manage({weight}, within(0));
+  CHECK(at::equal(train(weight, true), train(plain, false)));
+}
+
+std::string archive_of(const torch::optim::Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+void load_archive(const std::string& bytes, torch::optim::Optimizer& optimizer) {
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  optimizer.load(archive);
+}
+
+TEST_CASE("an archive leaves states alone that it does not have") {
+  const Tensors weights{at::ones({4, (1 << 22) + 5}).requires_grad_(), at::ones({8}).requires_grad_()};  // one in parts
+  AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), UpdateIn::kNextUse);
+  weights[1].mutable_grad() = at::ones({8});
+  optimizer.step();
+  const std::string of_the_second = archive_of(optimizer);
+  weights[0].mutable_grad() = at::ones_like(weights[0]).to_sparse();
+  CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
+  weights[0].mutable_grad().reset();
+  load_archive(of_the_second, optimizer);
+  weights[0].mutable_grad() = at::ones_like(weights[0]);
+  optimizer.step();
+  load_archive(of_the_second, optimizer);
+  CHECK_NOTHROW(optimizer.step());
+  const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().at(weights[0].unsafeGetTensorImpl()));
+  CHECK(state.step == 2);
+  CHECK(state.parts.size() == 2);
+}
+
+TEST_CASE("an archive whose states have other sizes is refused, and changes nothing") {
+  const auto make = [](std::int64_t rows) { return Tensors{at::ones({rows, 4}).requires_grad_()}; };
+  const Tensors weights = make(8);
+  const Tensors others = make(6);
+  AdamW optimizer(weights, torch::optim::AdamWOptions(0.1));
+  AdamW other(others, torch::optim::AdamWOptions(0.7));
+  for (const auto& each : {weights, others}) {
+    each.front().mutable_grad() = at::ones_like(each.front());
+  }
+  optimizer.step();
+  other.step();
+  CHECK_THROWS_WITH(load_archive(archive_of(other), optimizer), Catch::Contains("sizes"));
+  CHECK(optimizer.param_groups().front().options().get_lr() == 0.1);
+  CHECK_NOTHROW(optimizer.step());
+  CHECK(dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second).step == 2);
+}
+
+TEST_CASE("a parameter that has other sizes than its states is refused") {
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
+  const at::Tensor weight = at::ones({4, 6}).requires_grad_();
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), UpdateIn::kStep, update_on);
+  weight.mutable_grad() = at::ones({4, 6});
+  optimizer.step();
+  weight.mutable_grad().reset();
+  weight.set_data(at::ones({6, 2}));
+  weight.mutable_grad() = at::ones({6, 2});
+  CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("other sizes"));
+  CHECK(at::equal(weight.detach(), at::ones({6, 2})));
+}
+
+TEST_CASE("options that a program has changed or added are checked in step()") {
+  const Tensors weights = make_weights(at::kFloat);
+  AdamW optimizer(weights);
+  optimizer.param_groups().front().options().set_lr(-1);
+  CHECK_THROWS_AS(optimizer.step(), std::invalid_argument);
+  optimizer.param_groups().front().options().set_lr(1);
+  CHECK_NOTHROW(optimizer.step());
+  optimizer.add_param_group({Tensors{at::ones({2})}, std::make_unique<torch::optim::SGDOptions>(1)});
+  CHECK_THROWS_AS(optimizer.step(), std::invalid_argument);
+}
+
 TEST_CASE("ebb's optimizers refuse what they cannot do") {
   namespace optim = torch::optim;
   const Tensors weights = make_weights(at::kFloat);
@@ -731,6 +871,13 @@ TEST_CASE("ebb's optimizers refuse what they cannot do") {
   AdamW optimizer(weights);
   weights[0].mutable_grad() = at::ones({kWidth, kWidth}).to_sparse();
   CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
+  for (const UpdateOn update_on : {UpdateOn::kDevice, UpdateOn::kCpu}) {
+    const at::Tensor table = at::ones({8, 4}).requires_grad_();
+    AdamW in_backward({table}, optim::AdamWOptions(1), UpdateIn::kBackward, update_on);
+    CHECK_THROWS_WITH(
+        torch::autograd::backward({at::embedding(table, at::zeros({2}, at::kLong), -1, false, true).sum()}),
+        Catch::Contains("does not support gradients that are sparse"));
+  }
 }
 
 at::Tensor large_weight() {  // of parts of three rows and of one
