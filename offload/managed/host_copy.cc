@@ -80,7 +80,11 @@ bool HostCopy::try_to_let_go() {
   if (!is_done(done_)) {
     return false;
   }
-  garbage = std::exchange(from_, std::nullopt);
+  try {
+    done_->synchronize();
+    garbage = std::exchange(from_, std::nullopt);
+  } catch (...) {  // wait() makes another copy
+  }
   return true;
 }
 

@@ -239,6 +239,7 @@ void ManagedStorage::end_use_at_home() noexcept {
     --uses_;
     in_use_now_ = uses_ > 0;
     is_used_at_home_ = false;
+    homes_ = HomesBytes::kSame;
   }
   use_at_home_is_over_.notify_all();
 }

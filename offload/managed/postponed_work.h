@@ -79,8 +79,8 @@ class PostponedWork {
   // itself is what uses a storage.
   //
   // Throws what the work throws, and c10::Error where the target has ended and would be read; the work then counts as
-  // done, as far as it came. Throws what Bring throws, such as
-  // c10::OutOfMemoryError, before the work has begun: the next use tries again.
+  // done, as far as it came. Throws what Bring throws, such as c10::OutOfMemoryError, before the work has begun: the
+  // next use tries again.
   void before_use();
 
   // Runs the work if that has not been done, on a thread that uses nothing itself. What the work throws is kept for the
