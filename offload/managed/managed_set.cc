@@ -1,6 +1,7 @@
 #include "offload/managed/managed_set.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -402,7 +403,11 @@ void ManagedSet::send_home() {
 void* ManagedSet::begin_use_at_home(const Stored& storage) {
   send_home(storage);
   storage->wait_for_copies_at_home();
-  return storage->begin_use_at_home();
+  void* const bytes = storage->begin_use_at_home();
+  if (bytes != nullptr) {
+    forget_leaving(storage);
+  }
+  return bytes;
 }
 
 bool ManagedSet::send_home(const Stored& storage) {
@@ -491,6 +496,16 @@ bool ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
     forget_leaving(oldest->number);
   }
   return true;
+}
+
+// What is at home by now: an entry would keep the home after the program has let go of the storage.
+void ManagedSet::forget_leaving(const Stored& storage) {
+  std::vector<Leaving> forgotten;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  const auto others = std::stable_partition(leaving_.begin(), leaving_.end(),
+                                            [&](const Leaving& each) { return each.storage != storage; });
+  forgotten.assign(std::make_move_iterator(others), std::make_move_iterator(leaving_.end()));
+  leaving_.erase(others, leaving_.end());
 }
 
 std::optional<ManagedSet::Leaving> ManagedSet::oldest_leaving() noexcept {

@@ -223,6 +223,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
   [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
   void forget_leaving(std::uint64_t number) noexcept;
+  void forget_leaving(const Stored& storage);
   bool evict(ManagedStorage& storage);
 
   const std::shared_ptr<Residency> residency_;

@@ -163,6 +163,21 @@ TEST_CASE("states stay at home whatever the bound is, where the CPU updates", "[
   }
 }
 
+TEST_CASE("homes of gradients that the CPU has used end with them", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  rig.offloader().manage({weight}, within(100 * kBytes));
+  AdamW optimizer({weight}, {}, update_in, UpdateOn::kCpu);
+  for (int step = 0; step < 10; ++step) {
+    backward(weight);
+    optimizer.step();
+    optimizer.zero_grad();
+    static_cast<void>(value_of(weight));
+  }
+  CHECK(rig.stats().pool.peak_bytes <= 5 * kBytes);  // the weight, two states, and a gradient beside the one before
+}
+
 TEST_CASE("a negated gradient keeps its sign", "[managed]") {
   const bool gradients = GENERATE(true, false);
   Tensors found;
