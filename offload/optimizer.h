@@ -52,12 +52,17 @@ enum class UpdateOn : std::uint8_t {
 
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
   // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
-  // does.
+  // does, and an error in an update comes from the parameter's next use. A gradient that is not managed, as in
+  // backward,
+  // is copied on the device first; at most 2 GiB of such copies wait for their updates in host memory, beside the
+  // homes.
+  //
   // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
   // differs from kDevice's by at most 8 units in the last place of the largest of its values before and after and the
-  // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). Parameters with a
-  // tensor that is not at home (resident, or refused by a full host) are updated on the device. On a CPU this is a
-  // choice of kernels alone.
+  // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). Parameters are updated
+  // on the device that have a tensor which is not at home (resident, or refused by a full host), or which the kernels
+  // do
+  // not take: one that is not contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
   kCpu,
 };
 

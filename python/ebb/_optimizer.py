@@ -47,8 +47,9 @@ class Optimizer(torch.optim.Optimizer):
         weights come back, and states stay. With "backward" and "next_use", a thread does so beside whatever the GPU does,
         and an error in an update comes from the next use of the parameter. LibTorch's fused kernels are used, which round
         differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
-        of the largest of its values before and after and the learning rate. Parameters with a tensor that is not at home
-        (resident, or refused by a full host) are updated on the device.
+        of the largest of its values before and after and the learning rate. Parameters are updated on the device that have
+        a tensor which is not at home (resident, or refused by a full host), or which the kernels do not take: one that is
+        not contiguous, is negated, or is complex. At most 2 GiB of gradients wait for their updates in host memory.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
