@@ -41,7 +41,7 @@ enum class UpdateIn : std::uint8_t {
   // until the update; an error in an update comes from the use (where the device has no memory for the parameter and
   // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
   // step(), does not see the update there; where weight decay is part of the states (Adam, SGD) and a program lets go
-  // of the parameter but not of the state, the state's use is a c10::Error.
+  // of the parameter but not of the state, each use of the state or the gradient is a c10::Error.
   kNextUse,
 };
 
@@ -124,7 +124,7 @@ class Optimizer : public torch::optim::Optimizer {
             std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update_in, UpdateOn update_on);
 
   // Has `read` read an archive, and puts every state that has been read beside its parameter. Where that throws,
-  // options and states are what they were.
+  // options and states have the values that they had, in new objects.
   void load_by(const std::function<void()>& read);
 
  private:

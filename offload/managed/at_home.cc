@@ -16,8 +16,11 @@ bool AtHome::is_possible(at::TensorList tensors) {
       return false;
     }
     const Registry::Found found = Registry::all().find(each.storage().unsafeGetStorageImpl());
-    return found.managed != nullptr && found.managed->comes_and_goes() &&
-           found.set->residency().tier().blocks_are_memory();
+    if (found.managed == nullptr) {
+      return false;
+    }
+    found.set->residency().check_process();
+    return found.set->residency().tier().blocks_are_memory() && found.managed->comes_and_goes();
   });
 }
 
@@ -25,7 +28,15 @@ std::unique_ptr<AtHome> AtHome::of(at::TensorList tensors) {
   if (!is_possible(tensors)) {
     return nullptr;
   }
+  for (const at::Tensor& each : tensors) {  // before any is used at home, which such work may wait for
+    if (const auto work = Registry::all().find(each.storage().unsafeGetStorageImpl()).work) {
+      work->before_use();
+    }
+  }
   std::unique_ptr<AtHome> home(new AtHome);
+  home->sets_.reserve(tensors.size());  // what begins a use must find room
+  home->used_.reserve(tensors.size());
+  home->tensors_.reserve(tensors.size());
   const bool all = std::ranges::all_of(tensors, [&](const at::Tensor& each) { return home->add(each); });
   return all ? std::move(home) : nullptr;
 }
@@ -40,10 +51,6 @@ bool AtHome::add(const at::Tensor& tensor) {
   Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
   if (found.managed == nullptr) {
     return false;
-  }
-  found.set->residency().check_process();
-  if (found.work != nullptr) {
-    found.work->before_use();
   }
   void* const bytes = found.set->begin_use_at_home(found.managed);
   if (bytes == nullptr) {

@@ -30,6 +30,7 @@ HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::
     : residency_(std::move(residency)),
       kind_(from.options()),
       sizes_(from.sizes().vec()),
+      offset_(from.storage_offset()),
       block_(std::move(block)),
       from_(from.storage()) {
   Tier& tier = residency_->tier();
@@ -63,15 +64,20 @@ at::Tensor HostCopy::wait() {
     try {
       done_->synchronize();
     } catch (...) {
-      const MutexLock lock(mutex_);
-      if (!other_.defined()) {
-        other_ = at::empty({0}, kind_).set_(from_.value(), 0, sizes_).cpu();
-      }
-      return other_;
+      return again();
     }
   }
   try_to_let_go();
   return at::from_blob(block_.data(), sizes_, kind_.device(at::kCPU));
+}
+
+at::Tensor HostCopy::again() {
+  std::optional<c10::Storage> from;
+  {
+    const MutexLock lock(mutex_);
+    from = from_;
+  }
+  return at::empty({0}, kind_).set_(from.value(), offset_, sizes_).cpu().clone();
 }
 
 bool HostCopy::try_to_let_go() {

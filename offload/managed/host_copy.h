@@ -39,14 +39,16 @@ class HostCopy {
   bool try_to_let_go();
 
  private:
+  [[nodiscard]] at::Tensor again();
+
   const std::shared_ptr<Residency> residency_;
   const at::TensorOptions kind_;
   const std::vector<std::int64_t> sizes_;
+  const std::int64_t offset_;  // in from_, in elements
   Block block_;
   Ticket done_;
   Mutex mutex_;
   std::optional<c10::Storage> from_ EBB_GUARDED_BY(mutex_);  // until the copy is over; no tensor: it might be managed
-  at::Tensor other_ EBB_GUARDED_BY(mutex_);                  // of a copy that failed
 };
 
 }  // namespace ebb

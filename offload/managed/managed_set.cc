@@ -404,8 +404,13 @@ void* ManagedSet::begin_use_at_home(const Stored& storage) {
   send_home(storage);
   storage->wait_for_copies_at_home();
   void* const bytes = storage->begin_use_at_home();
-  if (bytes != nullptr) {
-    forget_leaving(storage);
+  try {
+    if (bytes != nullptr) {
+      forget_leaving(storage);
+    }
+  } catch (...) {
+    storage->end_use_at_home();
+    throw;
   }
   return bytes;
 }

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <c10/core/impl/COW.h>
@@ -151,7 +152,9 @@ void ManagedStorage::bring(c10::Stream stream) {
   c10::DataPtr unwanted;                         // destroyed after the lock is released
   c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   const MutexLock lock(mutex_);
-  while (is_used_at_home_) {
+  while (user_at_home_) {
+    TORCH_CHECK(user_at_home_ != std::this_thread::get_id(),
+                "ebb: a managed tensor is used while this thread updates it in host memory");
     mutex_.wait(use_at_home_is_over_);
   }
   storage = storage_.lock();
@@ -229,7 +232,7 @@ void* ManagedStorage::begin_use_at_home() {
   }
   ++uses_;
   in_use_now_ = true;
-  is_used_at_home_ = true;
+  user_at_home_ = std::this_thread::get_id();
   return home_.data();
 }
 
@@ -238,7 +241,7 @@ void ManagedStorage::end_use_at_home() noexcept {
     const MutexLock lock(mutex_);
     --uses_;
     in_use_now_ = uses_ > 0;
-    is_used_at_home_ = false;
+    user_at_home_.reset();
     homes_ = HomesBytes::kSame;
   }
   use_at_home_is_over_.notify_all();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include <c10/core/Allocator.h>
@@ -91,7 +92,8 @@ class ManagedStorage {
   void begin_use();
 
   // Called between begin_use() and end_use(): has the StorageImpl hold the bytes, ready for work on `stream`. Blocks
-  // while another thread uses them at home. Throws c10::OutOfMemoryError, or the error that a copy failed with.
+  // while another thread uses them at home. Throws c10::OutOfMemoryError, the error that a copy failed with, or
+  // c10::Error where the calling thread itself uses them at home.
   void bring(c10::Stream stream);
 
   // `written`: whether the use may have written to the bytes.
@@ -171,7 +173,7 @@ class ManagedStorage {
   Mutex mutex_;
   std::condition_variable use_at_home_is_over_;
   int uses_ EBB_GUARDED_BY(mutex_) = 0;
-  bool is_used_at_home_ EBB_GUARDED_BY(mutex_) = false;  // one of uses_
+  std::optional<std::thread::id> user_at_home_ EBB_GUARDED_BY(mutex_);  // who is one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done
   Block home_ EBB_GUARDED_BY(mutex_);

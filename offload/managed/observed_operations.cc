@@ -439,13 +439,20 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
   if (set == nullptr) {
     return nullptr;
   }
-  TORCH_CHECK(!set->residency().tier().captures(), "ebb: an update of a managed tensor cannot be part of a CUDA graph");
+  refuse_capture(target);
   auto postponed =
       std::make_shared<PostponedWork>(set->shared_residency(), target, others, bring, std::move(work), target_use);
   return Registry::all().postpone(all, postponed) ? postponed : nullptr;
 }
 
 }  // namespace
+
+void refuse_capture(const at::Tensor& managed) {
+  const std::shared_ptr<ManagedSet> set =
+      is_managed(managed) ? Registry::all().set_of(managed.storage().unsafeGetStorageImpl()) : nullptr;
+  TORCH_CHECK(set == nullptr || !set->residency().tier().captures(),
+              "ebb: an update of a managed tensor cannot be part of a CUDA graph");
+}
 
 bool postpone(const at::Tensor& target, at::TensorList others,
               std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work,
@@ -480,6 +487,11 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
     PostponedWork::Brought brought{nullptr, AtHome::of(all)};
     return brought.at_home != nullptr ? std::move(brought) : bring_to_device(on, with);
   };
+  for (const Registry::Found& each : found) {  // earlier work ends with setting the same
+    if (each.work != nullptr) {
+      each.work->before_use();
+    }
+  }
   set_are_about_to_change(true);  // before the work can run
   auto undo = c10::make_scope_exit([&] { set_are_about_to_change(false); });
   auto postponed = postpone(

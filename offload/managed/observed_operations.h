@@ -49,6 +49,9 @@ void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
 // nothing that the set takes.
 void manage_beside(const at::Tensor& managed, const at::Tensor& other);
 
+// Throws c10::Error where the tensor is managed and its set's current stream captures a CUDA graph.
+void refuse_capture(const at::Tensor& managed);
+
 // Puts work on these tensors off until any of them, or of their storages' other tensors, is used next (PostponedWork
 // has the contract). Returns false, and does nothing, unless all of them are managed and come and go: then no use can
 // be missed. The same where one of `others` has the target's storage, which could not end then. Work on them that was

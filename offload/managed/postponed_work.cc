@@ -109,15 +109,14 @@ void PostponedWork::run_locked(Held& held) {
   std::optional<at::Tensor> target = target_.lock();
   const bool has_ended = !target;
   held.target = target ? *std::move(target) : target_.stand_in();
+  TORCH_CHECK(target_use_ == TargetUse::kWritten || !has_ended,
+              "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
+              "and the parameter has ended since: use the state before");
   const Brought brought = bring_(held.target, held_.others);
   held.work = std::exchange(held_.work, nullptr);
   held.others = std::exchange(held_.others, {});
   has_run_ = true;
   try {
-    TORCH_CHECK(
-        target_use_ == TargetUse::kWritten || !has_ended,
-        "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
-        "and the parameter has ended since: use the state before");
     held.work(held.target, held.others, brought.at_home.get());
   } catch (...) {
     done_ = residency_->tier().record(stream_);  // of what the work has begun

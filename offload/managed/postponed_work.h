@@ -78,8 +78,8 @@ class PostponedWork {
   // waits for it if another thread has begun it; orders the current stream behind it. Does nothing where the work
   // itself is what uses a storage.
   //
-  // Throws what the work throws, and c10::Error where the target has ended and would be read; the work then counts as
-  // done, as far as it came. Throws what Bring throws, such as c10::OutOfMemoryError, before the work has begun: the
+  // Throws what the work throws; the work then counts as done, as far as it came. Throws what Bring throws, such as
+  // c10::OutOfMemoryError, and c10::Error where the target has ended and would be read, before the work has begun: the
   // next use tries again.
   void before_use();
 

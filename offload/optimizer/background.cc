@@ -11,14 +11,9 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/interpreter.h"
+#include "offload/managed/observed_operations.h"
 
 namespace ebb {
-namespace {
-
-constexpr std::uint64_t kMostCopiedBytes = std::uint64_t{2} << 30;
-
-}  // namespace
-
 Background::~Background() {
   std::thread thread;
   {
@@ -39,6 +34,7 @@ bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gra
   if (!can_update_at_home(parameter, gradient, parts) || !has_thread()) {
     return false;
   }
+  refuse_capture(parameter);
   let_go_of_sources();
   std::shared_ptr<HostCopy> copy;
   if (!is_managed(gradient)) {
@@ -66,7 +62,7 @@ bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gra
 
 std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
   const std::uint64_t bytes = gradient.nbytes();
-  wait_until_copied_is_within(kMostCopiedBytes - std::min(kMostCopiedBytes, bytes));
+  wait_until_copied_is_within(most_copied_bytes_ - std::min(most_copied_bytes_, bytes));
   at::Tensor source;
   try {
     source = gradient.detach().clone(at::MemoryFormat::Contiguous);

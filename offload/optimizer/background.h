@@ -23,16 +23,18 @@ namespace ebb {
 // Threads: every member may be called from any thread, but the destructor.
 class Background {
  public:
-  Background() = default;
+  static constexpr std::uint64_t kMostCopiedBytes = std::uint64_t{2} << 30;
+
+  explicit Background(std::uint64_t most_copied_bytes = kMostCopiedBytes) : most_copied_bytes_(most_copied_bytes) {}
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
   // Puts the update off, to be done by the thread or before the next use. A gradient that is not managed is copied, on
-  // the device and from there home, so that the program may write to it at once. Blocks the calling thread while copies
-  // of more than 2 GiB wait for their updates, or there is no room in host memory for one more. Returns false, and has
-  // done nothing, where the update cannot be put off: not all is at home in memory, or a copy finds no room. Throws
-  // c10::Error in a forked child.
+  // the device and from there home, so that the program may write to it at once. Blocks the calling thread while more
+  // bytes of copies than `most_copied_bytes` would wait for their updates, one copy alone aside, or there is no room in
+  // host memory for one more. Returns false, and has done nothing, where the update cannot be put off: not all is at
+  // home in memory, or a copy finds no room. Throws c10::Error in a forked child and in a CUDA graph's capture.
   [[nodiscard]] bool update_later(const at::Tensor& parameter, const at::Tensor& gradient,
                                   const std::vector<Part>& parts, const Update& update);
 
@@ -48,6 +50,7 @@ class Background {
   [[nodiscard]] bool has_thread();
   void run();
 
+  const std::uint64_t most_copied_bytes_;
   const ProcessMark made_in_;
   Mutex mutex_;
   std::condition_variable changed_;

@@ -105,8 +105,8 @@ void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_ver
 PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts) {
   const UpdateRule& rule = update.rule;
   const bool reads = rule.do_states_take_target != nullptr && rule.do_states_take_target(*update.options);
-  return reads && !parts.front().contains(kMaster) ? PostponedWork::TargetUse::kRead
-                                                   : PostponedWork::TargetUse::kWritten;
+  return reads && !parts.front().empty() && !parts.front().contains(kMaster) ? PostponedWork::TargetUse::kRead
+                                                                             : PostponedWork::TargetUse::kWritten;
 }
 
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
@@ -118,6 +118,7 @@ bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on) {
   if (update_on == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts)) {
+    refuse_capture(parameter);
     const std::shared_ptr<HostCopy> copy = is_managed(gradient) ? nullptr : HostCopy::start(parameter, gradient);
     if (copy != nullptr || is_managed(gradient)) {
       std::vector<at::Tensor> tensors = managed_others(gradient, parts);

@@ -49,7 +49,7 @@ class Optimizer(torch.optim.Optimizer):
         differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
         of the largest of its values before and after and the learning rate. Parameters are updated on the device that have
         a tensor which is not at home (resident, or refused by a full host), or which the kernels do not take: one that is
-        not contiguous, is negated, or is complex. At most 2 GiB of gradients wait for their updates in host memory.
+        not contiguous, is negated, or is complex. At most 2 GiB of gradients, or one that is larger, wait for their updates in host memory.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
@@ -178,7 +178,7 @@ class Optimizer(torch.optim.Optimizer):
         """As torch's. States keep their own type, and are managed where their parameters are. Takes what torch's optimizer
         has saved, too: masters are then made of the parameters. Hooks around this call do not see the states and masters,
         which come one by one: all at once they would not fit. Raises ValueError, and changes nothing, where a state has
-        other sizes than its parameter.
+        other sizes than its parameter, or an option of this optimizer is missing.
         """
         names = (*self._states, "master")
         indices = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -194,8 +194,8 @@ class Optimizer(torch.optim.Optimizer):
                     raise ValueError(
                         f"ebb: {name} of parameter {number} is {found}, and must be a tensor of {tuple(parameter.shape)}"
                     )
-        for own, loaded in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if missing := own.keys() - loaded.keys() - {"params", "param_names"}:
+        for loaded in state_dict["param_groups"]:
+            if missing := self.defaults.keys() - loaded.keys():
                 raise ValueError(
                     f"ebb: this is no state of {type(self).__name__}, which has options that it lacks: {sorted(missing)}"
                 )
@@ -311,7 +311,7 @@ class Optimizer(torch.optim.Optimizer):
             taken_parts = [{name: next(tensors) for name in known} for known in names]
             _update_parts(kind, target, from_gradient, taken_parts, new, steps_before, options)
 
-        reads_parameter = "master" not in parts[0] and self._do_states_take_parameter(group)
+        reads_parameter = bool(names[0]) and "master" not in names[0] and self._do_states_take_parameter(group)
         waits = _core.postpone(parameter, others, update, reads_parameter)
         if waits:
             torch.autograd.graph.increment_version(parameter)  # as the update would

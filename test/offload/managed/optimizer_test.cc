@@ -744,6 +744,7 @@ TEST_CASE("a state that outlives its parameter is right, or an error where it ta
       } catch (const c10::Error& error) {
         CHECK_THAT(error.what(), Catch::Contains("parameter has ended"));
         CHECK(update_in == UpdateIn::kNextUse);
+        CHECK_THROWS_WITH(parts.front().begin()->second.clone(), Catch::Contains("parameter has ended"));
       }
     }
     CHECK((states.size() < 2 || at::equal(states[0], states[1])));
