@@ -101,7 +101,8 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 // copies of all states in host memory until it is written.
 //
 // Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
-// Errors: std::invalid_argument for options out of their range or of another optimizer, c10::Error for gradients
+// Errors: std::invalid_argument for options out of their range, or of another optimizer where LibTorch does not replace
+// them by the defaults (newer versions do), c10::Error for gradients
 // that are not dense, and for an archive with another optimizer's options, or with states of other sizes. Where the
 // device's memory does not suffice, step() throws c10::OutOfMemoryError with some parameters updated and others not: go
 // on from what was saved.

@@ -847,6 +847,18 @@ TEST_CASE("a parameter that has other sizes than its states is refused") {
   CHECK(at::equal(weight.detach(), at::ones({6, 2})));
 }
 
+// Whether an optimizer throws that gets another optimizer's options, or LibTorch has replaced these by its own: newer
+// versions merge a group's options with the defaults.
+template <typename Options>
+bool refuses_others_options(const std::function<std::unique_ptr<torch::optim::Optimizer>()>& make) {
+  try {
+    const auto optimizer = make();
+    return dynamic_cast<const Options*>(&optimizer->param_groups().back().options()) != nullptr;
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+}
+
 TEST_CASE("options that a program has changed or added are checked in step()") {
   const Tensors weights = make_weights(at::kFloat);
   AdamW optimizer(weights);
@@ -854,8 +866,12 @@ TEST_CASE("options that a program has changed or added are checked in step()") {
   CHECK_THROWS_AS(optimizer.step(), std::invalid_argument);
   optimizer.param_groups().front().options().set_lr(1);
   CHECK_NOTHROW(optimizer.step());
-  optimizer.add_param_group({Tensors{at::ones({2})}, std::make_unique<torch::optim::SGDOptions>(1)});
-  CHECK_THROWS_AS(optimizer.step(), std::invalid_argument);
+  CHECK(refuses_others_options<torch::optim::AdamWOptions>([&] {
+    auto other = std::make_unique<AdamW>(weights);
+    other->add_param_group({Tensors{at::ones({2})}, std::make_unique<torch::optim::SGDOptions>(1)});
+    other->step();
+    return other;
+  }));
 }
 
 TEST_CASE("ebb's optimizers refuse what they cannot do") {
@@ -867,8 +883,8 @@ TEST_CASE("ebb's optimizers refuse what they cannot do") {
   CHECK_THROWS_AS(SGD(weights, optim::SGDOptions(1).momentum(-1)), std::invalid_argument);
   CHECK_THROWS_AS(SGD(weights, optim::SGDOptions(1).nesterov(true)), std::invalid_argument);
   const std::vector<optim::OptimizerParamGroup> others{{weights, std::make_unique<optim::SGDOptions>(1)}};
-  CHECK_THROWS_AS(AdamW(others), std::invalid_argument);
-  CHECK_THROWS_AS(Adam(others), std::invalid_argument);
+  CHECK(refuses_others_options<optim::AdamWOptions>([&] { return std::make_unique<AdamW>(others); }));
+  CHECK(refuses_others_options<optim::AdamOptions>([&] { return std::make_unique<Adam>(others); }));
   AdamW optimizer(weights);
   weights[0].mutable_grad() = at::ones({kWidth, kWidth}).to_sparse();
   CHECK_THROWS_WITH(optimizer.step(), Catch::Contains("sparse"));
