@@ -35,11 +35,11 @@ Options offloader_options(const TrainOptions& options, bool enabled) {
   chosen.enabled = enabled;
   chosen.record_timeline = !options.report.empty();
   if (chosen.device_budget) {
-    chosen.planned_minimum_bytes = options.minimum_bytes;
+    chosen.planned_minimum_bytes = options.minimum_bytes.value_or(kLeastSaved);
     return chosen;
   }
   chosen.policy = minimum_size(
-      options.minimum_bytes, options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
+      options.minimum_bytes.value_or(kLeastSaved), options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
   return chosen;
 }
 
@@ -123,6 +123,12 @@ RunResult run_once(const TrainOptions& asked, const Text& text, bool offload, bo
     result = run_steps(trainer, offloader, memory, options, progress);
   }
   result.device = name;
+  if (offload && (options.managed || options.optimizer_home)) {
+    const Stats stats = offloader.stats();
+    std::printf("managed: %llu tensors of %s, of which at most %s were on the device\n",
+                static_cast<unsigned long long>(stats.managed.tensors), human_bytes(stats.managed.bytes).c_str(),
+                human_bytes(stats.managed_on_device.peak_bytes).c_str());
+  }
   if (offload && options.explain) {
     std::printf("\n%s", offloader.explain().c_str());
   }

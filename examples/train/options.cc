@@ -142,7 +142,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
   app.add_option("--window", o.ebb.window_bytes, "Device memory for what is prefetched (default: chosen)")
       ->transform(size)
       ->group(group);
-  app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB)")
+  app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB; 64KiB for what --manage and --optimizer-home move)")
       ->transform(size)
       ->group(group);
   const auto home = [] { return CLI::CheckedTransformer(kHomes).description(""); };
@@ -157,7 +157,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->transform(home())
       ->group(group);
   app.add_option("--managed-bytes", o.managed_bytes,
-                 "The most of all these on the device at once (default: 64MiB; with a budget, what its plan says)")
+                 "The most of all these on the device at once (default: 8MiB; with a budget, what its plan says)")
       ->transform(size)
       ->group(group);
   app.add_option(

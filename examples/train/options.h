@@ -21,6 +21,8 @@ inline const std::map<std::string, Recompute> kRecomputeWords{
     {"none", Recompute::kNo}, {"cheap", Recompute::kMemoryBound}, {"all", Recompute::kComputeBound}};
 
 // What a user of the training program may set, after parsing. Sizes are bytes.
+inline constexpr std::uint64_t kLeastSaved = std::uint64_t{1} << 20;  // smaller saves stay, by default
+
 struct TrainOptions {
   LlamaConfig model;
 
@@ -43,10 +45,10 @@ struct TrainOptions {
   std::int64_t sample = 200;
 
   bool offload = true;
-  std::uint64_t minimum_bytes = std::uint64_t{1} << 20;
+  std::optional<std::uint64_t> minimum_bytes;  // of what moves; nullopt: 1 MiB of saves, 64 KiB of managed tensors
   std::optional<Home> managed;                 // where weights and gradients live; nullopt: on the device
   std::optional<Home> optimizer_home;          // and what the optimizer keeps
-  std::optional<std::uint64_t> managed_bytes;  // at the most so many bytes of these on the device; nullopt: 64 MiB,
+  std::optional<std::uint64_t> managed_bytes;  // at the most so many bytes of these on the device; nullopt: 8 MiB,
                                                // or what a budget's plan says
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan

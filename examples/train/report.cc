@@ -44,7 +44,7 @@ Json config_of(const TrainOptions& o) {
           {"warmup", o.warmup},
           {"seed", o.seed},
           {"offload", o.offload},
-          {"minimum_bytes", o.minimum_bytes},
+          {"minimum_bytes", o.minimum_bytes.value_or(kLeastSaved)},
           {"recompute", recompute_word(o.recompute)}};
 }
 

@@ -51,6 +51,8 @@ TEST_CASE("training whose weights, gradients and optimizer live elsewhere gives 
   INFO(outcome.err);
   CHECK(outcome.status == 0);
   CHECK(outcome.out.find("equal bit for bit") != std::string::npos);
+  CHECK(outcome.out.find("managed: ") != std::string::npos);
+  CHECK(outcome.out.find("managed: 0 tensors") == std::string::npos);
 }
 
 TEST_CASE("training that recomputes gives the same loss bits, and moves less", "[train]") {
