@@ -38,8 +38,9 @@ Options offloader_options(const TrainOptions& options, bool enabled) {
     chosen.planned_minimum_bytes = options.minimum_bytes.value_or(kLeastSaved);
     return chosen;
   }
-  chosen.policy = minimum_size(
-      options.minimum_bytes.value_or(kLeastSaved), options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
+  chosen.policy =
+      minimum_size(options.minimum_bytes.value_or(kLeastSaved),
+                   options.recompute == Recompute::kNo ? offload_everything() : recompute(options.recompute));
   return chosen;
 }
 

@@ -142,7 +142,9 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
   app.add_option("--window", o.ebb.window_bytes, "Device memory for what is prefetched (default: chosen)")
       ->transform(size)
       ->group(group);
-  app.add_option("--minimum", o.minimum_bytes, "Smaller storages stay on the device (default: 1MiB; 64KiB for what --manage and --optimizer-home move)")
+  app.add_option(
+         "--minimum", o.minimum_bytes,
+         "Smaller storages stay on the device (default: 1MiB; 64KiB for what --manage and --optimizer-home move)")
       ->transform(size)
       ->group(group);
   const auto home = [] { return CLI::CheckedTransformer(kHomes).description(""); };

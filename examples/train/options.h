@@ -45,11 +45,11 @@ struct TrainOptions {
   std::int64_t sample = 200;
 
   bool offload = true;
-  std::optional<std::uint64_t> minimum_bytes;  // of what moves; nullopt: 1 MiB of saves, 64 KiB of managed tensors
-  std::optional<Home> managed;                 // where weights and gradients live; nullopt: on the device
-  std::optional<Home> optimizer_home;          // and what the optimizer keeps
-  std::optional<std::uint64_t> managed_bytes;  // at the most so many bytes of these on the device; nullopt: 8 MiB,
-                                               // or what a budget's plan says
+  std::optional<std::uint64_t> minimum_bytes;       // of what moves; nullopt: 1 MiB of saves, 64 KiB of managed tensors
+  std::optional<Home> managed;                      // where weights and gradients live; nullopt: on the device
+  std::optional<Home> optimizer_home;               // and what the optimizer keeps
+  std::optional<std::uint64_t> managed_bytes;       // at the most so many bytes of these on the device; nullopt: 8 MiB,
+                                                    // or what a budget's plan says
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan
   Recompute recompute = Recompute::kNo;             // storages of at most this cost are recomputed instead of moved
