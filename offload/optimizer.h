@@ -53,16 +53,14 @@ enum class UpdateOn : std::uint8_t {
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
   // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
   // does, and an error in an update comes from the parameter's next use. A gradient that is not managed, as in
-  // backward,
-  // is copied on the device first; at most 2 GiB of such copies wait for their updates in host memory, beside the
-  // homes.
+  // backward, is copied on the device, and the copy goes home. At most 2 GiB of copies, or one that is larger, wait for
+  // their updates there, beside the homes, and on the device until they are home.
   //
   // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
   // differs from kDevice's by at most 8 units in the last place of the largest of its values before and after and the
-  // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). Parameters are updated
-  // on the device that have a tensor which is not at home (resident, or refused by a full host), or which the kernels
-  // do
-  // not take: one that is not contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
+  // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). The device updates
+  // parameters with a tensor that is not at home (resident, or refused by a full host), or that the kernels do not
+  // take: one that is not contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
   kCpu,
 };
 
@@ -102,10 +100,9 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 //
 // Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
 // Errors: std::invalid_argument for options out of their range, or of another optimizer where LibTorch does not replace
-// them by the defaults (newer versions do), c10::Error for gradients
-// that are not dense, and for an archive with another optimizer's options, or with states of other sizes. Where the
-// device's memory does not suffice, step() throws c10::OutOfMemoryError with some parameters updated and others not: go
-// on from what was saved.
+// them by the defaults (newer versions do); c10::Error for gradients that are not dense, and for an archive with
+// another optimizer's options, or with states of other sizes. Where the device's memory does not suffice, step() throws
+// c10::OutOfMemoryError with some parameters updated and others not: go on from what was saved.
 class Optimizer : public torch::optim::Optimizer {
  public:
   ~Optimizer() override;

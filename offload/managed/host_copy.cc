@@ -77,7 +77,7 @@ at::Tensor HostCopy::again() {
     const MutexLock lock(mutex_);
     from = from_;
   }
-  return at::empty({0}, kind_).set_(from.value(), offset_, sizes_).cpu().clone();
+  return at::empty({0}, kind_).set_(from.value(), offset_, sizes_).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
 }
 
 bool HostCopy::try_to_let_go() {

@@ -14,6 +14,7 @@
 #include "offload/managed/observed_operations.h"
 
 namespace ebb {
+
 Background::~Background() {
   std::thread thread;
   {

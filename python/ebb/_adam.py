@@ -27,8 +27,8 @@ class AdamW(_WithMoments):
     """AdamW (Loshchilov, Hutter: Decoupled Weight Decay Regularization, 2019).
 
     As torch.optim.AdamW, with states that live where their parameters do, and float32 masters of parameters in bfloat16
-    or half. update_in: when parameters are updated, "step", "backward" or "next_use". update_on: by what, "device" or "cpu".
-    ebb.Optimizer has the contract.
+    or half. update_in: when parameters are updated, "step", "backward" or "next_use". update_on: by what, "device" or
+    "cpu". ebb.Optimizer has the contract.
     """
 
     _kind = "AdamW"

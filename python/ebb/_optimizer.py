@@ -47,9 +47,10 @@ class Optimizer(torch.optim.Optimizer):
         weights come back, and states stay. With "backward" and "next_use", a thread does so beside whatever the GPU does,
         and an error in an update comes from the next use of the parameter. LibTorch's fused kernels are used, which round
         differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
-        of the largest of its values before and after and the learning rate. Parameters are updated on the device that have
-        a tensor which is not at home (resident, or refused by a full host), or which the kernels do not take: one that is
-        not contiguous, is negated, or is complex. At most 2 GiB of gradients, or one that is larger, wait for their updates in host memory.
+        of the largest of its values before and after and the learning rate. The device updates parameters with a tensor
+        that is not at home (resident, or refused by a full host), or that the kernels do not take: one that is not
+        contiguous, is negated, or is complex. At most 2 GiB of gradients, or one that is larger, wait for their updates
+        in host memory.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
@@ -57,9 +58,9 @@ class Optimizer(torch.optim.Optimizer):
     around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor
     DistributedDataParallel (whose ranks would drift apart) may be used.
 
-    Raises ValueError for options out of their range, and for maximize=True on the CPU, and RuntimeError for sparse gradients. Where the device's memory does
-    not suffice, step() raises torch.OutOfMemoryError with some parameters updated and others not: go on from what was
-    saved.
+    Raises ValueError for options out of their range, and for maximize=True on the CPU, and RuntimeError for gradients
+    that are not dense. Where the device's memory does not suffice, step() raises torch.OutOfMemoryError with some
+    parameters updated and others not: go on from what was saved.
     """
 
     # All that a subclass says. `group` has the subclass's options.

@@ -51,6 +51,14 @@ TEST_CASE("training whose weights, gradients and optimizer live elsewhere gives 
   INFO(outcome.err);
   CHECK(outcome.status == 0);
   CHECK(outcome.out.find("equal bit for bit") != std::string::npos);
+}
+
+TEST_CASE("the weights of the default width are managed by default", "[train]") {
+  const TinyRun text;
+  const auto outcome = run_program("train", "--device cpu --steps 1 --batch 1 --seq 16 --layers 1 --sample 0 --text '" +
+                                                text.file("text") + "' --manage disk --optimizer-home disk");
+  INFO(outcome.err);
+  CHECK(outcome.status == 0);
   CHECK(outcome.out.find("managed: ") != std::string::npos);
   CHECK(outcome.out.find("managed: 0 tensors") == std::string::npos);
 }
