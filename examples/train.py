@@ -2,6 +2,7 @@
 
     python examples/train.py                        # ./dev python does it in a virtual environment of its own
     python examples/train.py --device-budget 100MB  # or --steps, --layers, --width, --batch, --context
+    python examples/train.py --manage 4MB           # weights, gradients and states live at home, with 4 MB on the device
 """
 
 import argparse
@@ -46,13 +47,18 @@ class Gpt(nn.Module):
         return self.norm(x)
 
 
-def train(arguments: argparse.Namespace, steps: int, offloader: ebb.Offloader) -> list[float]:
+def train(arguments: argparse.Namespace, steps: int, offloader: ebb.Offloader, manage: bool) -> list[float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
     letters = sorted(set(TEXT))
     tokens = torch.tensor([letters.index(letter) for letter in TEXT], device=device)
     model = Gpt(len(letters), arguments.width, arguments.layers, arguments.context).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    if manage:
+        # Tensors of 64 KiB and more: the weights of a model as small as this one. The default is 1 MiB.
+        offloader.manage(model, device_bytes=arguments.manage, minimum_bytes="64KiB")
+        optimizer = ebb.AdamW(model.parameters(), lr=3e-3, update_in=arguments.update_in)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)  # ebb.AdamW has the bits of foreach=False
     losses = []
     for _ in range(steps):
         starts = torch.randint(len(tokens) - arguments.context - 1, (arguments.batch,)).tolist()
@@ -66,6 +72,10 @@ def train(arguments: argparse.Namespace, steps: int, offloader: ebb.Offloader) -
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    if manage:
+        stats = offloader.stats()
+        print(f"{stats.managed.tensors} tensors of {stats.managed.bytes / 1e6:.1f} MB were managed, ", end="")
+        print(f"of which at most {stats.managed_on_device.peak_bytes / 1e6:.1f} MB at a time were on the device")
     return losses
 
 
@@ -77,16 +87,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--device-budget", default=None, help="such as 24GB")
+    parser.add_argument("--manage", default=None, metavar="BYTES", help="bound of weights, gradients and states, such as 4MB")
+    parser.add_argument("--update-in", default="step", choices=["step", "backward", "next_use"], help="with --manage")
     parser.add_argument("--picture", default=None, metavar="PATH", help="draw the saved tensors over time")
     arguments = parser.parse_args()
 
     without_ebb = ebb.Offloader(enabled=False)
-    train(arguments, 1, without_ebb)  # whoever runs first waits for what torch sets up
+    train(arguments, 1, without_ebb, manage=False)  # whoever runs first waits for what torch sets up
     start = time.monotonic()
-    plain = train(arguments, arguments.steps, without_ebb)
+    plain = train(arguments, arguments.steps, without_ebb, manage=False)
     middle = time.monotonic()
     offloader = ebb.Offloader(device_budget=arguments.device_budget, record_timeline=True)
-    ours = train(arguments, arguments.steps, offloader)
+    ours = train(arguments, arguments.steps, offloader, manage=arguments.manage is not None)
     end = time.monotonic()
     for step, (without, with_ebb) in enumerate(zip(plain, ours, strict=True), start=1):
         print(f"step {step}  loss {without:.4f} without ebb, {with_ebb:.4f} with")

@@ -115,7 +115,7 @@ RunResult run_once(const TrainOptions& asked, const Text& text, bool offload, bo
   Trainer trainer(options, text.bytes, device);
   Offloader offloader(offloader_options(options, offload));
   offloader.exclude(trainer.model());
-  if (offload && (options.managed || options.optimizer_home)) {
+  if (offload && manages(options)) {
     trainer.manage(offloader, options);
   }
   {
@@ -124,7 +124,7 @@ RunResult run_once(const TrainOptions& asked, const Text& text, bool offload, bo
     result = run_steps(trainer, offloader, memory, options, progress);
   }
   result.device = name;
-  if (offload && (options.managed || options.optimizer_home)) {
+  if (offload && manages(options)) {
     const Stats stats = offloader.stats();
     std::printf("managed: %llu tensors of %s, of which at most %s were on the device\n",
                 static_cast<unsigned long long>(stats.managed.tensors), human_bytes(stats.managed.bytes).c_str(),

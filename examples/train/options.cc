@@ -25,8 +25,6 @@ constexpr std::int64_t kLargestSize = 1 << 30;
 const std::map<std::string, DiskIo> kDiskIo = {
     {"auto", DiskIo::kAuto}, {"uring", DiskIo::kUring}, {"threads", DiskIo::kThreads}};
 
-const std::map<std::string, Home> kHomes = {{"host", Home::kHost}, {"disk", Home::kDisk}};
-
 void add_model_flags(CLI::App& app, TrainOptions& o) {
   const std::string group = "Model";
   app.add_option("--dim", o.model.dim, "Width of the model")->capture_default_str()->group(group);
@@ -147,10 +145,11 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
          "Smaller storages stay on the device (default: 1MiB; 64KiB for what --manage and --optimizer-home move)")
       ->transform(size)
       ->group(group);
-  const auto home = [] { return CLI::CheckedTransformer(kHomes).description(""); };
-  app.add_option(
-         "--manage", o.managed,
-         "Keep weights and gradients off the device but around their uses: host or disk, where saves then go, too")
+  const auto home = [] { return CLI::CheckedTransformer(kHomeWords).description(""); };
+  app.add_option("--manage", o.managed,
+                 "Keep weights and gradients off the device but around their uses: host or disk, where saves then go, "
+                 "too. Host "
+                 "saves no RAM on a CPU, and is for trying out what is meant for a GPU")
       ->type_name("HOME")
       ->transform(home())
       ->group(group);
@@ -188,7 +187,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
 
 void validate_together(const TrainOptions& o) {
   validate(o.model);
-  if (o.managed_bytes && !o.managed && !o.optimizer_home) {
+  if (o.managed_bytes && !manages(o)) {
     throw std::invalid_argument("--managed-bytes is the bound of what --manage and --optimizer-home move");
   }
   if (o.managed && o.optimizer_home && o.managed != o.optimizer_home) {
@@ -229,6 +228,9 @@ std::optional<int> parse_options(int argc, char** argv, TrainOptions& options) {
     options.ebb.host_memory = HostMemory::kPageable;
   }
   validate_together(options);
+  if (manages(options) && !options.managed_bytes && !options.device_budget) {
+    options.managed_bytes = kMostManaged;
+  }
   options.ebb.home = options.managed.value_or(options.optimizer_home.value_or(Home::kAuto));
   return std::nullopt;
 }

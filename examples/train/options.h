@@ -20,8 +20,15 @@ using DeviceMemoryBudget = std::variant<std::uint64_t, double>;
 inline const std::map<std::string, Recompute> kRecomputeWords{
     {"none", Recompute::kNo}, {"cheap", Recompute::kMemoryBound}, {"all", Recompute::kComputeBound}};
 
+// The words of flags and reports for where managed tensors live.
+inline const std::map<std::string, Home> kHomeWords{{"host", Home::kHost}, {"disk", Home::kDisk}};
+
+// Defaults, in bytes.
+inline constexpr std::uint64_t kLeastSaved = std::uint64_t{1} << 20;     // smaller saves stay
+inline constexpr std::uint64_t kLeastManaged = std::uint64_t{64} << 10;  // smaller managed tensors stay
+inline constexpr std::uint64_t kMostManaged = std::uint64_t{8} << 20;    // the bound of managed tensors on the device
+
 // What a user of the training program may set, after parsing. Sizes are bytes.
-inline constexpr std::uint64_t kLeastSaved = std::uint64_t{1} << 20;  // smaller saves stay, by default
 
 struct TrainOptions {
   LlamaConfig model;
@@ -45,16 +52,18 @@ struct TrainOptions {
   std::int64_t sample = 200;
 
   bool offload = true;
-  std::optional<std::uint64_t> minimum_bytes;       // of what moves; nullopt: 1 MiB of saves, 64 KiB of managed tensors
+  std::optional<std::uint64_t> minimum_bytes;       // of what moves; nullopt: kLeastSaved, kLeastManaged
   std::optional<Home> managed;                      // where weights and gradients live; nullopt: on the device
   std::optional<Home> optimizer_home;               // and what the optimizer keeps
-  std::optional<std::uint64_t> managed_bytes;       // at the most so many bytes of these on the device; nullopt: 8 MiB,
-                                                    // or what a budget's plan says
+  std::optional<std::uint64_t> managed_bytes;       // the most of these on the device; nullopt: a budget's plan decides
   std::optional<DeviceMemoryBudget> device_budget;  // with it, what moves and what is recomputed is planned
   bool explain = false;                             // print the plan
   Recompute recompute = Recompute::kNo;             // storages of at most this cost are recomputed instead of moved
   Options ebb;                                      // device, policy and timeline are left to the program
 };
+
+// Whether weights, or what the optimizer keeps, live off the device.
+inline bool manages(const TrainOptions& o) { return o.managed || o.optimizer_home; }
 
 // Reads the command line into `options`. Returns the program's exit code if it is to end here: 0 after --help, else
 // CLI11's code for the usage error that was printed. Throws std::invalid_argument for sizes that do not fit together.

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <vector>
@@ -25,11 +26,13 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-std::string recompute_word(Recompute recompute) {
-  return std::ranges::find(kRecomputeWords, recompute, [](const auto& word) { return word.second; })->first;
+template <typename Value>
+std::string word_of(const std::map<std::string, Value>& words, Value value) {
+  return std::ranges::find(words, value, [](const auto& word) { return word.second; })->first;
 }
 
 Json config_of(const TrainOptions& o) {
+  const auto home = [](const std::optional<Home>& h) { return h ? Json(word_of(kHomeWords, *h)) : Json(); };
   return {{"vocab", o.model.vocab},
           {"dim", o.model.dim},
           {"layers", o.model.layers},
@@ -45,7 +48,10 @@ Json config_of(const TrainOptions& o) {
           {"seed", o.seed},
           {"offload", o.offload},
           {"minimum_bytes", o.minimum_bytes.value_or(kLeastSaved)},
-          {"recompute", recompute_word(o.recompute)}};
+          {"recompute", word_of(kRecomputeWords, o.recompute)},
+          {"manage", home(o.managed)},
+          {"optimizer_home", home(o.optimizer_home)},
+          {"managed_bytes", o.managed_bytes ? Json(*o.managed_bytes) : Json()}};
 }
 
 Json counts_of(const Stats& stats) {
@@ -70,7 +76,9 @@ Json counts_of(const Stats& stats) {
           {"pool", level(stats.pool)},
           {"pool_growths", stats.pool_growths},
           {"stash", level(stats.stash)},
-          {"window", level(stats.window)}};
+          {"window", level(stats.window)},
+          {"managed", count(stats.managed)},
+          {"managed_on_device", level(stats.managed_on_device)}};
 }
 
 Json timeline_of(const SavedMemory& saved) {
@@ -185,6 +193,7 @@ std::string summary(const Report& report) {
   out += cells("peak saved bytes on the device", [](const RunResult& r) { return human_bytes(r.saved.peak_bytes); });
   out += cells("peak device memory", [](const RunResult& r) { return human_bytes(r.peak_device_bytes); });
   out += cells("peak resident memory", [](const RunResult& r) { return human_bytes(r.peak_resident_bytes); });
+  out += cells("peak at home (RAM or disk)", [](const RunResult& r) { return human_bytes(r.stats.pool.peak_bytes); });
   out += cells("offloaded per step", [](const RunResult& r) { return human_bytes(r.bytes_offloaded_per_step()); });
   if (report.options.recompute != Recompute::kNo) {
     out += cells("recomputed per step", [](const RunResult& r) {

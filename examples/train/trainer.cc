@@ -84,10 +84,7 @@ Trainer::~Trainer() = default;
 void Trainer::manage(Offloader& offloader, const TrainOptions& options) {
   Parameters how;
   how.device_bytes = options.managed_bytes;
-  if (!how.device_bytes && !options.device_budget) {  // else the budget's plan decides
-    how.device_bytes = 8 << 20;
-  }
-  how.minimum_bytes = options.minimum_bytes.value_or(64 << 10);
+  how.minimum_bytes = options.minimum_bytes.value_or(kLeastManaged);
   how.weights = options.managed.has_value();
   how.gradients = how.weights;
   how.states = options.optimizer_home.has_value();

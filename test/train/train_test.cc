@@ -47,10 +47,12 @@ TEST_CASE("training whose weights, gradients and optimizer live elsewhere gives 
   const std::string homes = GENERATE("--manage disk --optimizer-home disk", "--manage host --optimizer-home host",
                                      "--manage disk", "--optimizer-home host");
   const std::string bound = GENERATE("1B", "64KiB");
-  const auto outcome = train("--compare --minimum 1B --dtype " + dtype + " " + homes + " --managed-bytes " + bound);
-  INFO(outcome.err);
-  CHECK(outcome.status == 0);
-  CHECK(outcome.out.find("equal bit for bit") != std::string::npos);
+  const auto report =
+      report_of(train, "--compare --minimum 1B --dtype " + dtype + " " + homes + " --managed-bytes " + bound);
+  CHECK(report["losses_equal"] == true);
+  CHECK(report["stats"]["managed"]["tensors"] > 0);
+  CHECK(report["config"]["managed_bytes"] == (bound == "1B" ? 1 : 64 << 10));
+  CHECK(report["config"]["manage"].is_null() == !homes.starts_with("--manage"));
 }
 
 TEST_CASE("the weights of the default width are managed by default", "[train]") {
