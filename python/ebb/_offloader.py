@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ebb import _core, _trace
 from ebb._sizes import Size, to_bytes
@@ -285,10 +286,11 @@ class Offloader:
 
         Warns where no tensor is large enough to be managed.
 
-        Raises ValueError for what is not dense or on another device, and where neither device_bytes nor a budget says how
-        much may be on the device. Raises RuntimeError where there is no room, with the tensors before managed, or where
-        another offloader manages a tensor: what is managed stays so when its offloader ends. A parameter gets memory
-        that another offloader may manage by parameter.data = parameter.detach().clone().
+        Raises ValueError for what is not dense, wraps other tensors (FSDP's DTensor), or is on another device, and where
+        neither device_bytes nor a budget says how much may be on the device. Raises RuntimeError where there is no room,
+        with the tensors before managed, or where another offloader manages a tensor: what is managed stays so when its
+        offloader ends. A parameter gets memory that another offloader may manage by
+        parameter.data = parameter.detach().clone().
         """
         if which is not None and not callable(which):
             raise TypeError(f"ebb: which is {which!r}, and must be a function of a name and a parameter")
@@ -305,6 +307,12 @@ class Offloader:
             raise TypeError(f"ebb: manage() got {what!r}, and takes a module, a tensor or tensors")
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise TypeError("ebb: manage() takes a module, a tensor or tensors")
+        for each in tensors:
+            if is_traceable_wrapper_subclass(each):
+                raise ValueError(
+                    f"ebb: a {type(each).__name__} wraps other tensors and has no memory of its own, so manage() cannot "
+                    "take it: FSDP's fully_shard makes such parameters; which=... leaves parameters out"
+                )
         how = (
             None if device_bytes is None else to_bytes("device_bytes", device_bytes),
             None if prefetch_bytes is None else to_bytes("prefetch_bytes", prefetch_bytes),

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ebb
 from conftest import run_python
@@ -220,6 +221,8 @@ def test_what_cannot_be_managed_is_refused(home):
         home.manage([torch.eye(4).to_sparse()], device_bytes=0)
     with pytest.raises(ValueError, match="dense"):
         home.manage([torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])], device_bytes=0, minimum_bytes=0)
+    with pytest.raises(ValueError, match="TwoTensor wraps other tensors"):  # as FSDP's DTensor does
+        home.manage([TwoTensor(torch.ones(4), torch.ones(4))], device_bytes=0, minimum_bytes=0)
     with pytest.raises(TypeError, match="module"):
         home.manage([torch.ones(4)], device_bytes=0, which=lambda name, each: True)
     with pytest.raises(ValueError, match="device_bytes"):

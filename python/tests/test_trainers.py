@@ -198,18 +198,23 @@ def train(rank, order, port, folder):
     results = []
     for wrap in (False, True):
         model = new_model().eval()
-        if wrap and order == "inside":
+        if wrap and order in ("inside", "managed"):
             offloader = ebb.wrap(model, device="cpu", policy=ebb.policies.offload_everything())
+        if wrap and order == "managed":
+            offloader.manage(model, device_bytes="2KiB", minimum_bytes=0)
+            assert offloader.stats().managed.tensors > 0
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         if wrap and order == "outside":
             offloader = ebb.wrap(parallel, device="cpu", policy=ebb.policies.offload_everything())
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+        if wrap and order == "managed":
+            optimizer = ebb.SGD(parallel.parameters(), lr=0.05)
         rows = torch.randn(24, 16, generator=torch.Generator().manual_seed(rank))
         for _ in range(4):
             optimizer.zero_grad()
             parallel(rows).square().mean().backward()
             optimizer.step()
-        results.append([each.detach() for each in model.parameters()])
+        results.append([each.detach().clone() for each in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
     assert offloader.stats().offloaded.tensors > 0
     torch.save(results[1], os.path.join(folder, str(rank)))
@@ -231,7 +236,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("order", ["inside", "outside"])
+@pytest.mark.parametrize("order", ["inside", "outside", "managed"])
 def test_two_processes_of_distributed_data_parallel_are_exact(order, tmp_path):
     import socket
 
