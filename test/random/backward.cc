@@ -122,7 +122,9 @@ at::Tensor Interpreter::gradients_of(const Instruction& line, const Tensors& roo
       records_.emplace_back(line.id, "gradient", gradient);
       may_swap_data_ = may_swap_data_ && !is_parameter(gradient);
       if (!first.defined()) {
-        first = gradient;
+        // Hooks of any kind hand out another tensor than the parameter, which stops being the parameter's when the
+        // graph ends: LibTorch has weak references to what accumulates the parameter's gradient.
+        first = is_parameter(gradient) ? gradient.detach() : gradient;
       }
     }
   }
