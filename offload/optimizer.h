@@ -53,14 +53,16 @@ enum class UpdateOn : std::uint8_t {
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
   // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
   // does, and an error in an update comes from the parameter's next use. A gradient that is not managed, as in
-  // backward, is copied on the device, and the copy goes home. At most 2 GiB of copies, or one that is larger, wait for
-  // their updates there, beside the homes, and on the device until they are home.
+  // backward, is copied on the device, and the copy goes home. At most 2 GiB of an optimizer's copies, or one that is
+  // larger, wait for their updates there, beside the homes. On the device a copy lives until it is home and the next
+  // update is put off, or its own is done.
   //
   // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
   // differs from kDevice's by at most 8 units in the last place of the largest of its values before and after and the
   // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). The device updates
-  // parameters with a tensor that is not at home (resident, or refused by a full host), or that the kernels do not
-  // take: one that is not contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
+  // parameters that have ended but for their states, and those with a tensor that is not at home (resident, refused by
+  // a full host, or just then in use or fetched by another thread), or that the kernels do not take: one that is not
+  // contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
   kCpu,
 };
 

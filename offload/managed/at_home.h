@@ -13,7 +13,7 @@ namespace ebb {
 // The bytes of managed tensors where their homes are, in host memory, while an object of this class lives: for work of
 // the host's, to which the bytes need not come. Meanwhile the device does not have them, and a use there waits.
 //
-// Threads: one.
+// Threads: is_possible() may be called from any; an object belongs to the thread that made it.
 class AtHome {
  public:
   // Whether all of the tensors are managed, come and go, are neither negated nor conjugated, and have homes that are

@@ -50,8 +50,12 @@ HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::
 
 // The memory that the copy is from may not be freed before the copy is done.
 HostCopy::~HostCopy() {
-  const MutexLock lock(mutex_);
-  if (from_ && in_force(WaitPoint::kStashEnd)) {
+  std::optional<c10::Storage> from;
+  {
+    const MutexLock lock(mutex_);
+    from.swap(from_);
+  }
+  if (from && in_force(WaitPoint::kStashEnd)) {
     try {
       done_->synchronize();
     } catch (...) {  // the copy has failed, and so is over

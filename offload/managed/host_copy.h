@@ -35,7 +35,8 @@ class HostCopy {
   // that failed it is another one, by LibTorch, whose errors this throws.
   [[nodiscard]] at::Tensor wait();
 
-  // Lets go of the memory that the copy is from, if the copy is over. Returns whether that is so.
+  // Returns whether the copy is over. If so, lets go of the memory that the copy is from, unless the copy has failed:
+  // wait() needs the memory then.
   bool try_to_let_go();
 
  private:

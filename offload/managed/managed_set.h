@@ -115,7 +115,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // Sends one of the set's storages home. Returns false where ManagedStorage::leave does.
   bool send_home(const std::shared_ptr<ManagedStorage>& storage);
 
-  // The same, and then has the calling thread use the bytes at home, as ManagedStorage's function of this name. Blocks
+  // Sends the storage home, and then has the calling thread use the bytes at home, as ManagedStorage's function of this name. Blocks
   // the calling thread until the copies that this takes are over.
   [[nodiscard]] void* begin_use_at_home(const std::shared_ptr<ManagedStorage>& storage);
 

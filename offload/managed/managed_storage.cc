@@ -237,12 +237,17 @@ void* ManagedStorage::begin_use_at_home() {
 }
 
 void ManagedStorage::end_use_at_home() noexcept {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
   {
     const MutexLock lock(mutex_);
     --uses_;
     in_use_now_ = uses_ > 0;
     user_at_home_.reset();
     homes_ = HomesBytes::kSame;
+    storage = storage_.lock();
+    if (storage && state_ != State::kReleased) {  // a use that did not get the bytes has let the address be read
+      refuse_access(*storage, uses_ == 0);
+    }
   }
   use_at_home_is_over_.notify_all();
 }

@@ -440,8 +440,8 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
     return nullptr;
   }
   refuse_capture(target);
-  auto postponed =
-      std::make_shared<PostponedWork>(set->shared_residency(), target, others, bring, std::move(work), target_use);
+  auto postponed = std::make_shared<PostponedWork>(set->shared_residency(), target, others, std::move(bring),
+                                                   std::move(work), target_use);
   return Registry::all().postpone(all, postponed) ? postponed : nullptr;
 }
 
@@ -464,7 +464,8 @@ bool postpone(const at::Tensor& target, at::TensorList others,
 }
 
 std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
-                                                PostponedWork::Work work, PostponedWork::TargetUse target_use) {
+                                                PostponedWork::Work work, PostponedWork::TargetUse target_use,
+                                                std::function<void()> prepare_on_device) {
   std::vector<Registry::Found> found;
   std::vector<std::weak_ptr<ManagedStorage>> changing;
   for (const at::Tensor& each : others) {
@@ -481,11 +482,18 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
       }
     }
   };
-  constexpr PostponedWork::Bring kBring = [](const at::Tensor& on, const std::vector<at::Tensor>& with) {
+  const auto bring = [prepare = std::move(prepare_on_device)](const at::Tensor& on,
+                                                              const std::vector<at::Tensor>& with) {
     std::vector<at::Tensor> all{on};
     all.insert(all.end(), with.begin(), with.end());
     PostponedWork::Brought brought{nullptr, AtHome::of(all)};
-    return brought.at_home != nullptr ? std::move(brought) : bring_to_device(on, with);
+    if (brought.at_home == nullptr) {
+      brought = bring_to_device(on, with);
+      if (prepare != nullptr) {
+        prepare();
+      }
+    }
+    return brought;
   };
   for (const Registry::Found& each : found) {  // earlier work ends with setting the same
     if (each.work != nullptr) {
@@ -495,7 +503,7 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
   set_are_about_to_change(true);  // before the work can run
   auto undo = c10::make_scope_exit([&] { set_are_about_to_change(false); });
   auto postponed = postpone(
-      target, others, kBring,
+      target, others, bring,
       [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with, AtHome* home) {
         const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
         work(on, with, home);
@@ -505,8 +513,11 @@ std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::Te
     return nullptr;
   }
   undo.release();
-  for (const Registry::Found& each : found) {
-    each.set->send_home(each.managed);
+  try {
+    for (const Registry::Found& each : found) {
+      each.set->send_home(each.managed);
+    }
+  } catch (const std::bad_alloc&) {  // an early start is all that is lost
   }
   return postponed;
 }

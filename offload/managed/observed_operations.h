@@ -61,11 +61,14 @@ void refuse_capture(const at::Tensor& managed);
                             PostponedWork::TargetUse target_use = PostponedWork::TargetUse::kWritten);
 
 // As postpone(), for work that uses the bytes at home if that is possible by then, on this or on another thread. Their
-// copies home begin now, and nothing is fetched ahead of its use until the work is done. Returns null where postpone()
-// returns false.
+// copies home begin now, and nothing is fetched ahead of its use until the work is done. Where the work is to use the
+// bytes on the device, `prepare_on_device`, unless null, is called first, with the target and the first of `others`
+// there: if it throws, the work has not begun, and the next use tries again. Work on these tensors that was put off
+// before is done first in any case. Returns null where postpone() returns false.
 [[nodiscard]] std::shared_ptr<PostponedWork> postpone_at_home(
     const at::Tensor& target, at::TensorList others, PostponedWork::Work work,
-    PostponedWork::TargetUse target_use = PostponedWork::TargetUse::kWritten);
+    PostponedWork::TargetUse target_use = PostponedWork::TargetUse::kWritten,
+    std::function<void()> prepare_on_device = nullptr);
 
 // Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
 // is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter.

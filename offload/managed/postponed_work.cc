@@ -58,7 +58,7 @@ PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Ten
                              Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
       target_(target),
-      bring_(bring),
+      bring_(std::move(bring)),
       target_use_(target_use),
       stream_(residency_->tier().current_stream()),
       held_{std::move(work), {}, {}} {

@@ -64,7 +64,7 @@ class PostponedWork {
     std::shared_ptr<const void> on_device;
     std::unique_ptr<AtHome> at_home;
   };
-  using Bring = Brought (*)(const at::Tensor& target, const std::vector<at::Tensor>& others);
+  using Bring = std::function<Brought(const at::Tensor& target, const std::vector<at::Tensor>& others)>;
 
   // kRead: what the work writes to `others` depends on the target's values.
   enum class TargetUse : std::uint8_t { kWritten, kRead };

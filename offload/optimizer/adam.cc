@@ -91,8 +91,8 @@ const UpdateRule& rule_of<AdamWOptions>() {
   static const UpdateRule rule{"AdamW",
                                states<AdamWOptions>(),
                                [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
-                               &update_adamw,
                                nullptr,
+                               &update_adamw,
                                &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
   return rule;
 }
@@ -103,8 +103,8 @@ const UpdateRule& rule_of<AdamOptions>() {
       "Adam",
       states<AdamOptions>(),
       [](const OptimizerOptions& options) { check<AdamOptions>(options, "Adam"); },
-      &update_adam,
       [](const OptimizerOptions& options) { return static_cast<const AdamOptions&>(options).weight_decay() != 0; },
+      &update_adam,
       &update_fused<at::_ops::_fused_adam_, AdamOptions>};
   return rule;
 }

@@ -8,6 +8,7 @@
 
 #include <ATen/ops/clone.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include "offload/base/managed_key.h"
 #include "offload/interpreter.h"
@@ -44,7 +45,9 @@ bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gra
       return false;
     }
   }
-  ToDo next{update_later_at_home(parameter, gradient, copy, parts, update), copy == nullptr ? 0 : gradient.nbytes()};
+  const std::uint64_t copied_bytes = copy == nullptr ? 0 : gradient.nbytes();
+  auto undo = c10::make_scope_exit([&] { release(copied_bytes); });
+  const ToDo next{update_later_at_home(parameter, gradient, copy, parts, update), copied_bytes};
   if (next.work == nullptr) {
     return false;
   }
@@ -54,16 +57,19 @@ bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gra
       copies_.push_back(copy);
     }
     to_do_.push_back(next);
-    copied_bytes_ += next.copied_bytes;
   } catch (const std::bad_alloc&) {  // the update is done at the next use
+    return true;
   }
+  undo.release();
   changed_.notify_all();
   return true;
 }
 
+// With the gradient's bytes reserved; null, with none reserved, where there is no room for the copy.
 std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
   const std::uint64_t bytes = gradient.nbytes();
-  wait_until_copied_is_within(most_copied_bytes_ - std::min(most_copied_bytes_, bytes));
+  reserve(bytes, most_copied_bytes_ - std::min(most_copied_bytes_, bytes));
+  auto undo = c10::make_scope_exit([&] { release(bytes); });
   at::Tensor source;
   try {
     source = gradient.detach().clone(at::MemoryFormat::Contiguous);
@@ -72,18 +78,32 @@ std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const 
   }
   std::shared_ptr<HostCopy> copy = HostCopy::start(parameter, source);
   if (copy == nullptr) {  // whether there is room must not depend on how far the thread is
-    wait_until_copied_is_within(0);
+    release(bytes);
+    reserve(bytes, 0);
     copy = HostCopy::start(parameter, source);
+  }
+  if (copy != nullptr) {
+    undo.release();
   }
   return copy;
 }
 
-void Background::wait_until_copied_is_within(std::uint64_t bytes) {
+// Blocks the calling thread until at most `most_before` bytes are reserved.
+void Background::reserve(std::uint64_t bytes, std::uint64_t most_before) {
   const WithoutInterpreterLock without;  // as in the destructor
   const MutexLock lock(mutex_);
-  while (copied_bytes_ > bytes) {
+  while (copied_bytes_ > most_before) {
     mutex_.wait(changed_);
   }
+  copied_bytes_ += bytes;
+}
+
+void Background::release(std::uint64_t bytes) {
+  {
+    const MutexLock lock(mutex_);
+    copied_bytes_ -= bytes;
+  }
+  changed_.notify_all();
 }
 
 // Of copies that are over.
@@ -130,11 +150,7 @@ void Background::run() {
     }
     next.work->run_ahead();
     next.work = nullptr;
-    {
-      const MutexLock lock(mutex_);
-      copied_bytes_ -= next.copied_bytes;
-    }
-    changed_.notify_all();
+    release(next.copied_bytes);
   }
 }
 

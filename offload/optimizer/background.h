@@ -17,8 +17,8 @@
 
 namespace ebb {
 
-// A thread that does updates at home before anybody asks for them, one after the other. What has not begun by the end
-// is left to who asks for it.
+// A thread that does updates at home before anybody asks for them, one after the other. Updates that have not begun when
+// this object ends are done by their parameters' next uses.
 //
 // Threads: every member may be called from any thread, but the destructor.
 class Background {
@@ -31,10 +31,12 @@ class Background {
   Background& operator=(const Background&) = delete;
 
   // Puts the update off, to be done by the thread or before the next use. A gradient that is not managed is copied, on
-  // the device and from there home, so that the program may write to it at once. Blocks the calling thread while more
-  // bytes of copies than `most_copied_bytes` would wait for their updates, one copy alone aside, or there is no room in
-  // host memory for one more. Returns false, and has done nothing, where the update cannot be put off: not all is at
-  // home in memory, or a copy finds no room. Throws c10::Error in a forked child and in a CUDA graph's capture.
+  // the device and from there home, so that the program may write to the gradient at once. Blocks the calling thread
+  // while the copies that wait for their updates would have more than `most_copied_bytes` with this one (a larger copy
+  // waits until it is alone), and while host memory has no room for the copy. The copy on the device lives until the
+  // copy home is over and the next update is put off, or its own is done. Returns false, and has updated nothing, where
+  // the update cannot be put off: not all is at home in memory, or a copy finds no room. Throws c10::Error in a forked
+  // child and in a CUDA graph's capture.
   [[nodiscard]] bool update_later(const at::Tensor& parameter, const at::Tensor& gradient,
                                   const std::vector<Part>& parts, const Update& update);
 
@@ -45,7 +47,8 @@ class Background {
   };
 
   [[nodiscard]] std::shared_ptr<HostCopy> copy_of(const at::Tensor& gradient, const at::Tensor& parameter);
-  void wait_until_copied_is_within(std::uint64_t bytes);
+  void reserve(std::uint64_t bytes, std::uint64_t most_before);
+  void release(std::uint64_t bytes);
   void let_go_of_sources();
   [[nodiscard]] bool has_thread();
   void run();
@@ -55,7 +58,7 @@ class Background {
   Mutex mutex_;
   std::condition_variable changed_;
   std::deque<ToDo> to_do_ EBB_GUARDED_BY(mutex_);
-  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;               // of updates that are not done
+  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;               // reserved for updates that are not done
   std::vector<std::weak_ptr<HostCopy>> copies_ EBB_GUARDED_BY(mutex_);  // which may be under way
   bool ends_ EBB_GUARDED_BY(mutex_) = false;
   std::thread thread_ EBB_GUARDED_BY(mutex_);

@@ -232,8 +232,8 @@ void Optimizer::place_loaded_states() {
         for (const auto& [name, from] : state.parts.front()) {
           TORCH_CHECK(from.sizes() == parameter.sizes(), "ebb: ", name, " of an archive has the sizes ", from.sizes(),
                       ", and its parameter ", parameter.sizes());
-          at::Tensor placed = range.of(from).to(from.options().device(parameter.device()), /*non_blocking=*/false,
-                                                /*copy=*/true);
+          at::Tensor placed = range.of(from).to(from.options().device(parameter.device()).dtype(state_type(parameter)),
+                                                /*non_blocking=*/false, /*copy=*/true);
           manage_beside(parameter, placed);
           part.emplace(name, std::move(placed));
         }

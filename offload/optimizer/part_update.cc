@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -139,18 +140,23 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
                                                     const std::vector<Part>& parts, const Update& update) {
+  const auto on_device = std::make_shared<at::Tensor>();  // the gradient, where the update cannot be done at home
+  std::function<void()> prepare;
+  if (copy != nullptr) {
+    prepare = [copy, on_device, device = parameter.device()] { *on_device = copy->wait().to(device); };
+  }
   return postpone_at_home(
       parameter, managed_others(gradient, parts),
-      [copy, names = names_of(parts.front()), count = parts.size(), update](
+      [copy, on_device, names = names_of(parts.front()), count = parts.size(), update](
           const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
         if (home != nullptr) {
           update_at_home(*home, copy.get(), names, count, update);
           return;
         }
-        const at::Tensor from = copy == nullptr ? taken.front() : copy->wait().to(target.device());
+        const at::Tensor& from = copy == nullptr ? taken.front() : *on_device;
         update_parts(target, from, as_parts(taken, copy == nullptr ? 1 : 0, names, count), update, UpdateOn::kCpu);
       },
-      target_use_of(update, parts));
+      target_use_of(update, parts), prepare);
 }
 
 }  // namespace ebb

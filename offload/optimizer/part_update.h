@@ -26,7 +26,7 @@ struct Update {
 [[nodiscard]] PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts);
 
 // Whether all that an update takes is at home in memory, or is a gradient that can be copied there, and LibTorch's
-// fused kernels take such tensors. Only a hint, as AtHome's.
+// fused kernels take such tensors. Only a hint, as AtHome::is_possible().
 [[nodiscard]] bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                       const std::vector<Part>& parts);
 

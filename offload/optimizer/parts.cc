@@ -14,8 +14,6 @@ namespace {
 
 using torch::optim::OptimizerOptions;
 
-constexpr std::int64_t kElementsAtOnce = 1 << 24;  // of a part, or one row
-
 bool needs_master(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kBFloat16 || parameter.scalar_type() == at::kHalf;
 }
@@ -42,6 +40,10 @@ std::vector<RowRange> row_ranges(const at::Tensor& parameter) {
     parts.push_back({begin, std::min(begin + rows_at_once, rows)});
   }
   return parts;
+}
+
+at::ScalarType state_type(const at::Tensor& parameter) {
+  return needs_master(parameter) ? at::kFloat : parameter.scalar_type();
 }
 
 bool has_all_states(const Part& part, const at::Tensor& parameter, const UpdateRule& rule,

@@ -18,6 +18,9 @@ using Part = std::map<std::string, at::Tensor>;
 
 inline constexpr const char* kMaster = "master";
 
+// The most elements of a part, unless one row has more.
+inline constexpr std::int64_t kElementsAtOnce = 1 << 24;
+
 // Rows of a parameter: from `begin` to before `end`.
 struct RowRange {
   std::int64_t begin;
@@ -27,8 +30,11 @@ struct RowRange {
   [[nodiscard]] at::Tensor of(const at::Tensor& tensor) const;
 };
 
-// The rows of each part of a parameter: of 16 million elements, or one row.
+// The rows of each part of a parameter.
 [[nodiscard]] std::vector<RowRange> row_ranges(const at::Tensor& parameter);
+
+// The type of a parameter's states and master: its own, but float32 for what has a master.
+[[nodiscard]] at::ScalarType state_type(const at::Tensor& parameter);
 
 // Whether the part has what an update with these options takes.
 [[nodiscard]] bool has_all_states(const Part& part, const at::Tensor& parameter, const UpdateRule& rule,

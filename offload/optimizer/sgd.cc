@@ -62,8 +62,8 @@ const UpdateRule& rule_of<SGDOptions>() {
       {{"momentum_buffer",
         [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).momentum() != 0; }}},
       &check,
-      &update,
       [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).weight_decay() != 0; },
+      &update,
       &update_fused};
   return rule;
 }

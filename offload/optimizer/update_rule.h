@@ -30,12 +30,13 @@ struct UpdateRule {
   std::string name;
   std::vector<StateRule> states;
   void (*check)(const torch::optim::OptimizerOptions& options);  // throws std::invalid_argument
-  void (*update)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
 
   // Whether the states after an update depend on the target before; null: never.
   bool (*do_states_take_target)(const torch::optim::OptimizerOptions& options);
 
-  // The same on the CPU by LibTorch's fused kernels, which round differently.
+  void (*update)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
+
+  // As `update`, on the CPU, by LibTorch's fused kernels, which round differently.
   void (*update_fused)(const RowUpdate& rows, const torch::optim::OptimizerOptions& options);
 };
 

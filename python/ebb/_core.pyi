@@ -230,6 +230,8 @@ def postpone(
 class CpuUpdate:
     def __init__(self, kind: str, numbers: Mapping[str, float], step: int, has_new_states: bool) -> None: ...
 
+ELEMENTS_AT_ONCE: int
+
 class CpuUpdates:
     @staticmethod
     def now(

@@ -331,10 +331,8 @@ class Offloader:
                 each.register_post_accumulate_grad_hook(_nothing)
             managed = self._core.manage([each], *how) or managed
         if not managed and self._enabled:
-            warnings.warn(
-                f"ebb: manage() manages nothing: all of {len(tensors)} tensors are smaller than minimum_bytes",
-                stacklevel=2,
-            )
+            why = f"all of {len(tensors)} tensors are smaller than minimum_bytes" if tensors else "no tensor was chosen"
+            warnings.warn(f"ebb: manage() manages nothing: {why}", stacklevel=2)
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

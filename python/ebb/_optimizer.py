@@ -14,7 +14,9 @@ from ebb import _core
 UpdateIn = Literal["step", "backward", "next_use"]
 UpdateOn = Literal["device", "cpu"]
 
-_ELEMENTS_AT_ONCE = 1 << 24
+_Run = Callable[[torch.Tensor, torch.Tensor, list[dict[str, torch.Tensor]]], None]  # of a parameter, its gradient, parts
+
+_ELEMENTS_AT_ONCE = _core.ELEMENTS_AT_ONCE  # the most of a part, unless one row has more
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -39,8 +41,11 @@ class Optimizer(torch.optim.Optimizer):
         "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
         one of these is used next, on whatever thread: mostly in the next forward pass, which computes while states come
         and go. What a program reads is what "step" gives. A gradient that the program lets go of lives until the update;
-        an error in an update comes from the use; a profiler, or a mode that is active around step(), does not see the
-        update there.
+        an error in an update comes from the use (where the device has no memory for the parameter and its gradient,
+        nothing has been updated, and the next use tries again); a profiler, or a mode that is active around step(), does
+        not see the update there. The update runs on the stream of step(), which must still be there. Where weight decay
+        is part of the states (Adam, SGD) and a program lets go of the parameter but not of the state, each use of the
+        state or the gradient is a RuntimeError.
 
     update_on: "device" or "cpu".
         "cpu": the CPU updates parameters whose gradients and states are at home in host memory: gradients go there,
@@ -48,9 +53,10 @@ class Optimizer(torch.optim.Optimizer):
         and an error in an update comes from the next use of the parameter. LibTorch's fused kernels are used, which round
         differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
         of the largest of its values before and after and the learning rate. The device updates parameters with a tensor
-        that is not at home (resident, or refused by a full host), or that the kernels do not take: one that is not
-        contiguous, is negated, or is complex. At most 2 GiB of gradients, or one that is larger, wait for their updates
-        in host memory.
+        that is not at home (resident, refused by a full host, or just then in use or fetched by another thread), or that
+        the kernels do not take: one that is not contiguous, is negated, or is complex. At most 2 GiB of copies of
+        gradients, or one that is larger, wait for their updates in host memory. On the device a copy lives until it is
+        home and the next update is put off.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
@@ -58,8 +64,8 @@ class Optimizer(torch.optim.Optimizer):
     around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor
     DistributedDataParallel (whose ranks would drift apart) may be used.
 
-    Raises ValueError for options out of their range, and for maximize=True on the CPU, and RuntimeError for gradients
-    that are not dense. Where the device's memory does not suffice, step() raises torch.OutOfMemoryError with some
+    Raises ValueError when made with options out of their range, or with maximize=True on the CPU, and RuntimeError for
+    gradients that are not dense. Where the device's memory does not suffice, step() raises torch.OutOfMemoryError with some
     parameters updated and others not: go on from what was saved.
     """
 
@@ -275,42 +281,52 @@ class Optimizer(torch.optim.Optimizer):
         may_wait = plain and "step" in self.state[parameter]
         state, parts, new = self._state_of(parameter, group)
         steps = state["step"]
+        tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
         if self._cpu_updates is not None and plain and not parameter.is_complex():
-            tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
             update = _core.CpuUpdate(self._kind, self._numbers(group), int(steps.item()) + 1, bool(new))
+            now = self._cpu_updates.now
             may_wait = may_wait and self._update_in != "step"
             if may_wait and self._cpu_updates.later(parameter, gradient, tensors, update):
                 torch.autograd.graph.increment_version(parameter)  # as the update would
-            else:
-                self._cpu_updates.now(parameter, gradient, tensors, update)
-        elif (
-            self._update_in != "next_use"
-            or not may_wait
-            or not self._postpone(parameter, gradient, parts, new, steps, group)
+            elif not (
+                may_wait
+                and self._update_in == "next_use"
+                and self._postpone(parameter, gradient, tensors, group, lambda *taken: now(*taken, update))
+            ):
+                now(parameter, gradient, tensors, update)
+        elif not (
+            may_wait
+            and self._update_in == "next_use"
+            and self._postpone(parameter, gradient, tensors, group, self._as_of_now(new, steps, group))
         ):
             _update_parts(type(self), parameter, gradient, parts, new, steps, group)
         steps += 1
+
+    def _as_of_now(self, new: set[str], steps: torch.Tensor, group: dict[str, Any]) -> _Run:
+        """An update with the options and the number of steps that there are now."""
+        kind, steps_before = type(self), steps.clone()
+        options = {name: _as_of_now(value) for name, value in group.items() if name != "params"}
+        return lambda parameter, gradient, parts: _update_parts(
+            kind, parameter, gradient, parts, new, steps_before, options
+        )
 
     def _postpone(
         self,
         parameter: torch.Tensor,
         gradient: torch.Tensor,
-        parts: list[dict[str, Any]],
-        new: set[str],
-        steps: torch.Tensor,
+        parts: list[dict[str, torch.Tensor]],
         group: dict[str, Any],
+        run: _Run,
     ) -> bool:
-        """False where the update cannot wait: some of what it takes may be used without being seen."""
-        names = [[name for name in (*self._states, "master") if name in part] for part in parts]
-        others = [gradient, *(part[name] for part, known in zip(parts, names, strict=True) for name in known)]
-        kind, steps_before = type(self), steps.clone()
-        options = {name: _as_of_now(value) for name, value in group.items() if name != "params"}
+        """Has run(parameter, gradient, parts) be called at the next use of one of these. False where the update cannot
+        wait: some of what it takes may be used without being seen."""
+        names = [list(part) for part in parts]
+        others = [gradient, *(tensor for part in parts for tensor in part.values())]
 
         def update(target: torch.Tensor, taken: list[torch.Tensor]) -> None:
             tensors = iter(taken)
             from_gradient = next(tensors)
-            taken_parts = [{name: next(tensors) for name in known} for known in names]
-            _update_parts(kind, target, from_gradient, taken_parts, new, steps_before, options)
+            run(target, from_gradient, [{name: next(tensors) for name in known} for known in names])
 
         reads_parameter = bool(names[0]) and "master" not in names[0] and self._do_states_take_parameter(group)
         waits = _core.postpone(parameter, others, update, reads_parameter)

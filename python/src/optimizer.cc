@@ -76,7 +76,7 @@ class CpuUpdate {
   std::shared_ptr<const torch::optim::OptimizerOptions> options_;
 };
 
-// Updates on the CPU, of one optimizer. Ends when it is told to: before the interpreter does.
+// Updates on the CPU, of one optimizer. end() joins the thread that does them: Python calls it before the interpreter ends.
 class CpuUpdates {
  public:
   static void now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
@@ -111,6 +111,7 @@ class CpuUpdates {
 
 void bind_optimizer(py::module_& module) {
   using Released = py::call_guard<py::gil_scoped_release>;
+  module.attr("ELEMENTS_AT_ONCE") = kElementsAtOnce;
   py::class_<CpuUpdate>(module, "CpuUpdate")
       .def(py::init<const std::string&, const Numbers&, std::int64_t, bool>(), py::arg("kind"), py::arg("numbers"),
            py::arg("step"), py::arg("has_new_states"));

@@ -202,7 +202,7 @@ def test_small_parameters_stay_by_default(home):
 
 
 def test_a_warning_says_that_nothing_is_managed(home):
-    with pytest.warns(UserWarning, match="0 tensors"):
+    with pytest.warns(UserWarning, match="no tensor was chosen"):
         home.manage([], device_bytes=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

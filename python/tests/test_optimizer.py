@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ebb
+from ebb import _core
 from test_manage import assert_equal, new_model, train
 
 
@@ -128,6 +129,19 @@ def test_updates_on_the_cpu_have_the_same_bits_for_managed_parameters(home, kind
     home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu", **options)
     assert_equal(steps_of(model, optimizer), expected)
+
+
+def test_updates_on_the_cpu_are_put_off_where_homes_are_files_too(monkeypatch, home):
+    put_off = []
+    postpone = _core.postpone
+    monkeypatch.setattr(_core, "postpone", lambda *given: put_off.append(postpone(*given)) or put_off[-1])
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2, update_on="cpu"))
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="next_use", update_on="cpu")
+    assert_equal(steps_of(model, optimizer), expected)
+    assert put_off
+    assert all(put_off)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])

@@ -117,6 +117,59 @@ TEST_CASE("an error of work that was done ahead comes from the next use, once", 
   CHECK(other.sum().item<float>() == kFloats);
 }
 
+TEST_CASE("an update whose gradient finds no room on the device has not begun", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor target = at::zeros({kFloats});
+  const at::Tensor state = at::zeros({kFloats});
+  rig.offloader().manage({target, state}, within(100 * kBytes));
+  const OnDevice used(at::TensorList{state});  // so that the update cannot be done at home
+  bool is_full = true;
+  int runs = 0;
+  const auto work = postpone_at_home(
+      target, {state},
+      [&](const at::Tensor& on, const std::vector<at::Tensor>&, AtHome* home) {
+        ++runs;
+        CHECK(home == nullptr);
+        on.add_(1);
+      },
+      PostponedWork::TargetUse::kWritten,
+      [&] { TORCH_CHECK_WITH(OutOfMemoryError, !is_full, "no room for the gradient"); });
+  REQUIRE(work != nullptr);
+  work->run_ahead();
+  CHECK_THROWS_AS(target.sum(), c10::OutOfMemoryError);
+  CHECK(runs == 0);
+  is_full = false;
+  CHECK(target.sum().item<float>() == kFloats);
+  CHECK(runs == 1);
+}
+
+TEST_CASE("an update on the CPU has the same bits where a state is in use when its turn comes", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
+  const bool gradients = GENERATE(false, true);
+  Rig rig(late_without_stash());
+  const at::Tensor plain = make_weight();
+  const at::Tensor weight = make_weight();
+  Parameters how = within(100 * kBytes);
+  how.gradients = gradients;
+  rig.offloader().manage({weight}, how);
+  AdamW expected({plain}, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
+  for (int step = 0; step < 3; ++step) {
+    const auto known = optimizer.state().find(weight.unsafeGetTensorImpl());
+    std::unique_ptr<OnDevice> used;
+    if (known != optimizer.state().end()) {
+      const auto& state = dynamic_cast<const OptimizerState&>(*known->second);
+      used = std::make_unique<OnDevice>(at::TensorList{state.parts.front().at("exp_avg")});
+    }
+    for (AdamW* const each : {&expected, &optimizer}) {
+      backward(each == &expected ? plain : weight);
+      each->step();
+      each->zero_grad();
+    }
+    CHECK(at::equal(value_of(weight), value_of(plain)));
+  }
+}
+
 TEST_CASE("updates go on without the optimizer whose thread has not come to them", "[managed]") {
   const UpdateIn update_in = GENERATE(UpdateIn::kBackward, UpdateIn::kNextUse);
   const auto train = [update_in](const std::vector<at::Tensor>& weights) {
@@ -411,6 +464,11 @@ TEST_CASE("what uses a tensor that another thread uses at home waits", "[managed
     home.reset();
   }
   CHECK(at::equal(seen, at::ones({kFloats})));
+  home = AtHome::of({weight});
+  REQUIRE(home != nullptr);
+  CHECK_THROWS_WITH(value_of(weight), Catch::Contains("while this thread"));
+  home.reset();
+  CHECK_THROWS_WITH(weight.const_data_ptr(), Catch::Contains("managed"));  // after the use that got no bytes, too
 }
 
 TEST_CASE("no more bytes of copies than are asked for wait for their updates", "[managed]") {

@@ -557,6 +557,32 @@ TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]")
   }
 }
 
+TEST_CASE("states of LibTorch's optimizer of bfloat16 weights become float32 beside a master", "[managed]") {
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
+  const at::Tensor weight = at::ones({kWidth, kWidth}, at::kBFloat16).requires_grad_();
+  const auto step = [&](torch::optim::Optimizer& optimizer) {
+    weight.mutable_grad() = at::full_like(weight, 0.5);
+    optimizer.step();
+  };
+  torch::optim::AdamW theirs({weight}, {});
+  step(theirs);
+  torch::serialize::OutputArchive written;
+  theirs.save(written);
+  std::stringstream stream;
+  written.save_to(stream);
+  torch::serialize::InputArchive read;
+  read.load_from(stream);
+  AdamW ours({weight}, {}, UpdateIn::kStep, update_on);
+  ours.load(read);
+  step(ours);
+  const auto& part = dynamic_cast<const OptimizerState&>(*ours.state().begin()->second).parts.front();
+  CHECK(part.contains("master"));
+  for (const auto& [name, state] : part) {
+    INFO(name);
+    CHECK(state.scalar_type() == at::kFloat);
+  }
+}
+
 TEST_CASE("states that options ask for later are made then", "[managed]") {
   const UpdateIn update = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
   Rig rig(disk());
