@@ -19,7 +19,7 @@
 
 namespace ebb {
 
-class Background;
+class BackgroundUpdates;
 struct UpdateRule;
 
 // When an optimizer updates parameters.
@@ -140,7 +140,7 @@ class Optimizer : public torch::optim::Optimizer {
   Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
   std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
   std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
-  const std::unique_ptr<Background, UnlessForked> background_;
+  const std::unique_ptr<BackgroundUpdates, UnlessForked> background_;
 };
 
 // `Options`: those of LibTorch's optimizer of the same name.

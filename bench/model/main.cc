@@ -4,11 +4,12 @@
 // fused AdamW updates resident tensors faster.
 //
 // Times are the host's, each until the loss is read, as a program reads it; the last one, until all copies are done,
-// too. With --update step the pass of the optimizer is timed by itself after the others. Tokens a second are of all
-// timed steps together. The peak is what LibTorch's allocator has handed out, from the first weight on, and "taken" is
-// what it has taken from the device. With --budget both are since the last step that was recorded or checked, because a
-// recorder starts the allocator's peaks anew. --cap bounds what is taken. Without a GPU the home is a spill file, which
-// says whether the program is right, and nothing about time.
+// too, but not until a thread that updates on the CPU has done the last updates. With --update step the pass of the
+// optimizer is timed by itself after the others. Tokens a second are of all timed steps together. The peak is what
+// LibTorch's allocator has handed out, from the first weight on, and "taken" is what it has taken from the device. With
+// --budget both are since the last step that was recorded or checked, because a recorder starts the allocator's peaks
+// anew. --cap bounds what is taken. Without a GPU the home is a spill file, which says whether the program is right,
+// and nothing about time.
 
 #include <chrono>
 #include <cstdint>
@@ -174,6 +175,10 @@ int run(int argc, char** argv) {
     } catch (const c10::OutOfMemoryError& error) {
       rows.add({{"config", config},
                 {"shape", options.shape},
+                {"layers", options.model().layers},
+                {"parameters", parameter_count(options.model())},
+                {"batch", options.batch},
+                {"sequence", options.sequence},
                 {"error", "out of memory"},
                 {"said", error.what_without_backtrace()}});
     }

@@ -2,26 +2,21 @@
 
 One panel a model: tokens a second over the tokens of a step, with all on the GPU and within each budget of GPU memory."""
 
-import json
 import sys
-from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-GB = 1e9
+from .tables import budget, gb, load
+
 COLORS = {0: "#9a9a9a"}  # of the resident runs; the budgets', from the largest on:
 BUDGET_COLORS = ("#1f5f8b", "#3aa17e", "#b5651d")
 
 
-def budget(row):
-    return row["budget_bytes"] if row["config"] == "managed" else 0
-
-
 def label(budget_bytes):
-    return f"ebb, within {budget_bytes / GB:.0f} GB" if budget_bytes else "resident, blocks recomputed"
+    return f"ebb, within {gb(budget_bytes)}" if budget_bytes else "resident, blocks recomputed"
 
 
 def draw(axes, rows, colors):
@@ -44,8 +39,10 @@ def main():
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     *paths, picture = sys.argv[1:]
-    rows = [row for path in paths for row in json.loads(Path(path).read_text())]
+    rows = load(paths)
     budgets = sorted({budget(row) for row in rows} - {0}, reverse=True)
+    if len(budgets) > len(BUDGET_COLORS):
+        sys.exit(f"plot: error: {len(budgets)} budgets, and {len(BUDGET_COLORS)} colors")
     colors = COLORS | dict(zip(budgets, BUDGET_COLORS, strict=False))
     shapes = sorted({row["parameters"] for row in rows})
     figure, panels = plt.subplots(1, len(shapes), figsize=(4.6 * len(shapes), 3.8), dpi=130, squeeze=False)

@@ -16,7 +16,8 @@ UPDATES = {"backward": "updates in backward", "next_use": "updates at the next u
 
 
 def load(paths):
-    return [row for path in paths for row in json.loads(Path(path).read_text())]
+    """The runs that did not run out of memory."""
+    return [row for path in paths for row in json.loads(Path(path).read_text()) if "error" not in row]
 
 
 def print_table(columns, lines):
@@ -36,16 +37,16 @@ def tokens(row):
 
 def model_of(row):
     """What a run trains, with which others are compared."""
-    return row["shape"], row["layers"], row["batch"], row["sequence"]
+    return row["device"], row["dtype"], row["shape"], row["layers"], row["batch"], row["sequence"]
 
 
 def configuration(row):
     if row["config"] == "resident":
         return "resident"
     if row["budget_bytes"]:
-        parts = [f"a budget of {row['budget_bytes'] / GB:g} GB"]
+        parts = [f"a budget of {gb(row['budget_bytes'])}"]
     else:
-        parts = [f"managed within {row['managed_bound_bytes'] / GB:g} GB"]
+        parts = [f"managed within {gb(row['managed_bound_bytes'])}"]
     if row["resident_bytes"]:
         parts.append(f"{row['resident_bytes'] / GB:.0f} GB resident besides")
     if "states" in row["home"]:
@@ -53,7 +54,7 @@ def configuration(row):
     else:
         parts.append("gradients and states resident")
     if row["cap_bytes"]:
-        parts.append(f"a cap of {row['cap_bytes'] / GB:g} GB")
+        parts.append(f"a cap of {gb(row['cap_bytes'])}")
     return ", ".join(parts)
 
 
@@ -80,10 +81,16 @@ def print_runs(rows):
 
 
 def budget(row):
+    """In bytes; 0 where all is on the device."""
     return row["budget_bytes"] if row["config"] == "managed" else 0
 
 
+def gb(bytes_):
+    return f"{bytes_ / GB:g} GB"
+
+
 def print_budgets(rows):
+    rows = [row for row in rows if row["config"] == "resident" or row["budget_bytes"]]
     cells = {(model_of(row), budget(row)): row for row in rows}
     budgets = sorted({bytes_ for _, bytes_ in cells if bytes_}, reverse=True)
     models = sorted({model_of(row): row for row in rows}.values(), key=lambda row: (row["parameters"], row["batch"]))
@@ -91,14 +98,14 @@ def print_budgets(rows):
     def cell(row):
         if row is None:
             return "–"
-        missed = "" if row["config"] == "resident" or row["plan"]["fits"] else " (does not fit)"
+        missed = "" if row["config"] == "resident" or row["plan"]["fits"] else " (the plan does not fit)"
         return f"{row['ms_mean'] / MS_PER_S:.3f}, {row['peak_bytes'] / GB:.1f}, {row['tokens_per_s']:,.0f}{missed}"
 
     lines = (
         (parameters(row), tokens(row), *(cell(cells.get((model_of(row), bytes_))) for bytes_ in (0, *budgets)))
         for row in models
     )
-    names = (f"ebb within {bytes_ / GB:.0f} GB" for bytes_ in budgets)
+    names = (f"ebb within {gb(bytes_)}" for bytes_ in budgets)
     print_table(("parameters", "tokens a step", "resident", *names), lines)
 
 
@@ -109,7 +116,7 @@ def print_plans(rows):
         counted = (row["prefetched_bytes"] + row["fetched_late_bytes"]) / steps
         holds_all = plan["managed_bytes"] >= row["managed_bytes"]
         return (
-            f"{row['budget_bytes'] / GB:.0f} GB",
+            gb(row["budget_bytes"]),
             parameters(row),
             tokens(row),
             "all" if holds_all else f"{plan['managed_bytes'] / GB:.2f} GB",

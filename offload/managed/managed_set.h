@@ -115,8 +115,8 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // Sends one of the set's storages home. Returns false where ManagedStorage::leave does.
   bool send_home(const std::shared_ptr<ManagedStorage>& storage);
 
-  // Sends the storage home, and then has the calling thread use the bytes at home, as ManagedStorage's function of this name. Blocks
-  // the calling thread until the copies that this takes are over.
+  // Sends the storage home, and then has the calling thread use the bytes at home, as ManagedStorage's function of this
+  // name. Blocks the calling thread until the copies that this takes are over.
   [[nodiscard]] void* begin_use_at_home(const std::shared_ptr<ManagedStorage>& storage);
 
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.

@@ -88,12 +88,9 @@ std::vector<StateRule> states() {
 
 template <>
 const UpdateRule& rule_of<AdamWOptions>() {
-  static const UpdateRule rule{"AdamW",
-                               states<AdamWOptions>(),
-                               [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
-                               nullptr,
-                               &update_adamw,
-                               &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
+  static const UpdateRule rule{
+      "AdamW", states<AdamWOptions>(), [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
+      nullptr, &update_adamw,          &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
   return rule;
 }
 

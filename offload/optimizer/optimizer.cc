@@ -10,7 +10,7 @@
 
 #include "offload/base/gradient_hook.h"
 #include "offload/managed/observed_operations.h"
-#include "offload/optimizer/background.h"
+#include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/part_update.h"
 #include "offload/optimizer/parts.h"
 
@@ -73,7 +73,7 @@ Optimizer::Optimizer(const UpdateRule& rule, const std::vector<torch::optim::Opt
       update_in_(update_in),
       update_on_(update_on),
       self_(std::make_shared<Optimizer*>(this)),
-      background_(new Background) {
+      background_(new BackgroundUpdates) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     rule_.check(group.options());
   }

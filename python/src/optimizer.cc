@@ -13,7 +13,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include "offload/optimizer/background.h"
+#include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/part_update.h"
 #include "offload/optimizer/parts.h"
 #include "offload/optimizer/update_rule.h"
@@ -76,7 +76,8 @@ class CpuUpdate {
   std::shared_ptr<const torch::optim::OptimizerOptions> options_;
 };
 
-// Updates on the CPU, of one optimizer. end() joins the thread that does them: Python calls it before the interpreter ends.
+// Updates on the CPU, of one optimizer. end() joins the thread that does them: Python calls it before the interpreter
+// ends.
 class CpuUpdates {
  public:
   static void now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
@@ -87,24 +88,25 @@ class CpuUpdates {
   // Returns false, and has done nothing, where the update cannot be put off.
   bool later(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
              const CpuUpdate& update) {
-    const std::shared_ptr<Background> background = this->background();
+    const std::shared_ptr<BackgroundUpdates> background = this->background();
     return background != nullptr && background->update_later(parameter, gradient, parts, update.get());
   }
 
   void end() {
-    std::shared_ptr<Background> ended;  // destroyed after the lock is released
+    std::shared_ptr<BackgroundUpdates> ended;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
     ended = std::move(background_);
   }
 
  private:
-  std::shared_ptr<Background> background() {
+  std::shared_ptr<BackgroundUpdates> background() {
     const MutexLock lock(mutex_);
     return background_;
   }
 
   Mutex mutex_;
-  std::shared_ptr<Background> background_ EBB_GUARDED_BY(mutex_) = make_shared_unless_forked<Background>();
+  std::shared_ptr<BackgroundUpdates> background_ EBB_GUARDED_BY(mutex_) =
+      make_shared_unless_forked<BackgroundUpdates>();
 };
 
 }  // namespace

@@ -23,7 +23,7 @@
 #include "offload/managed/at_home.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/optimizer.h"
-#include "offload/optimizer/background.h"
+#include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/update_rule.h"
 #include "offload/parameters.h"
 #include "test/offload/managed/managed_helpers.h"
@@ -481,7 +481,7 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   const std::vector<Part> parts{{{"momentum_buffer", state}}};
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = at::ones({kFloats});
-  Background background(most);
+  BackgroundUpdates background(most);
   std::unique_ptr<AtHome> home = AtHome::of({state});  // which the first update has to wait for
   REQUIRE(
       background.update_later(weights[0], gradient, parts, {rule_of<torch::optim::SGDOptions>(), options, 1, false}));

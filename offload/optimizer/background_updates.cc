@@ -1,4 +1,4 @@
-#include "offload/optimizer/background.h"
+#include "offload/optimizer/background_updates.h"
 
 #include <algorithm>
 #include <iterator>
@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-Background::~Background() {
+BackgroundUpdates::~BackgroundUpdates() {
   std::thread thread;
   {
     const MutexLock lock(mutex_);
@@ -30,14 +30,14 @@ Background::~Background() {
   }
 }
 
-bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                              const Update& update) {
+bool BackgroundUpdates::update_later(const at::Tensor& parameter, const at::Tensor& gradient,
+                                     const std::vector<Part>& parts, const Update& update) {
   made_in_.check("an optimizer");
   if (!can_update_at_home(parameter, gradient, parts) || !has_thread()) {
     return false;
   }
   refuse_capture(parameter);
-  let_go_of_sources();
+  release_copied_sources();
   std::shared_ptr<HostCopy> copy;
   if (!is_managed(gradient)) {
     copy = copy_of(gradient, parameter);
@@ -66,7 +66,7 @@ bool Background::update_later(const at::Tensor& parameter, const at::Tensor& gra
 }
 
 // With the gradient's bytes reserved; null, with none reserved, where there is no room for the copy.
-std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
+std::shared_ptr<HostCopy> BackgroundUpdates::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
   const std::uint64_t bytes = gradient.nbytes();
   reserve(bytes, most_copied_bytes_ - std::min(most_copied_bytes_, bytes));
   auto undo = c10::make_scope_exit([&] { release(bytes); });
@@ -89,7 +89,7 @@ std::shared_ptr<HostCopy> Background::copy_of(const at::Tensor& gradient, const 
 }
 
 // Blocks the calling thread until at most `most_before` bytes are reserved.
-void Background::reserve(std::uint64_t bytes, std::uint64_t most_before) {
+void BackgroundUpdates::reserve(std::uint64_t bytes, std::uint64_t most_before) {
   const WithoutInterpreterLock without;  // as in the destructor
   const MutexLock lock(mutex_);
   while (copied_bytes_ > most_before) {
@@ -98,7 +98,7 @@ void Background::reserve(std::uint64_t bytes, std::uint64_t most_before) {
   copied_bytes_ += bytes;
 }
 
-void Background::release(std::uint64_t bytes) {
+void BackgroundUpdates::release(std::uint64_t bytes) {
   {
     const MutexLock lock(mutex_);
     copied_bytes_ -= bytes;
@@ -107,7 +107,7 @@ void Background::release(std::uint64_t bytes) {
 }
 
 // Of copies that are over.
-void Background::let_go_of_sources() {
+void BackgroundUpdates::release_copied_sources() {
   std::vector<std::weak_ptr<HostCopy>> copies;
   {
     const MutexLock lock(mutex_);
@@ -122,7 +122,7 @@ void Background::let_go_of_sources() {
 }
 
 // Starts the thread with the first update.
-bool Background::has_thread() {
+bool BackgroundUpdates::has_thread() {
   const MutexLock lock(mutex_);
   if (!thread_.joinable()) {
     try {
@@ -134,7 +134,7 @@ bool Background::has_thread() {
   return true;
 }
 
-void Background::run() {
+void BackgroundUpdates::run() {
   for (;;) {
     ToDo next;
     {

@@ -17,18 +17,19 @@
 
 namespace ebb {
 
-// A thread that does updates at home before anybody asks for them, one after the other. Updates that have not begun when
-// this object ends are done by their parameters' next uses.
+// A thread that does updates at home before anybody asks for them, one after the other. Updates that have not begun
+// when this object ends are done by their parameters' next uses.
 //
 // Threads: every member may be called from any thread, but the destructor.
-class Background {
+class BackgroundUpdates {
  public:
   static constexpr std::uint64_t kMostCopiedBytes = std::uint64_t{2} << 30;
 
-  explicit Background(std::uint64_t most_copied_bytes = kMostCopiedBytes) : most_copied_bytes_(most_copied_bytes) {}
-  ~Background();
-  Background(const Background&) = delete;
-  Background& operator=(const Background&) = delete;
+  explicit BackgroundUpdates(std::uint64_t most_copied_bytes = kMostCopiedBytes)
+      : most_copied_bytes_(most_copied_bytes) {}
+  ~BackgroundUpdates();
+  BackgroundUpdates(const BackgroundUpdates&) = delete;
+  BackgroundUpdates& operator=(const BackgroundUpdates&) = delete;
 
   // Puts the update off, to be done by the thread or before the next use. A gradient that is not managed is copied, on
   // the device and from there home, so that the program may write to the gradient at once. Blocks the calling thread
@@ -49,7 +50,7 @@ class Background {
   [[nodiscard]] std::shared_ptr<HostCopy> copy_of(const at::Tensor& gradient, const at::Tensor& parameter);
   void reserve(std::uint64_t bytes, std::uint64_t most_before);
   void release(std::uint64_t bytes);
-  void let_go_of_sources();
+  void release_copied_sources();
   [[nodiscard]] bool has_thread();
   void run();
 
