@@ -90,7 +90,7 @@ class Offloader {
   // named_parameters().
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
-  void manage(const Module& module, const Parameters& how) {
+  void manage(const Module& module, const Parameters& how = {}) {
     std::vector<at::Tensor> chosen;
     for (const auto& each : module.named_parameters()) {
       if (how.which == nullptr || how.which(each.key(), each.value())) {
@@ -99,7 +99,7 @@ class Offloader {
     }
     manage(chosen, how);
   }
-  void manage(const std::vector<at::Tensor>& tensors, const Parameters& how);
+  void manage(const std::vector<at::Tensor>& tensors, const Parameters& how = {});
 
   // Makes the compute streams wait for all copies out of their memory, and lets go of the sources. Meant for measuring;
   // training does not need this call.

@@ -28,10 +28,13 @@ enum class UpdateIn : std::uint8_t {
 
   // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
   // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
-  // the norm of all gradients: a parameter's second gradient before step() or zero_grad() is a c10::Error, thrown by
-  // backward, and the gradient stays. A backward pass inside of another (a reentrant checkpoint) has a part of a
-  // gradient: do not use the two together. step() updates what still has a gradient. A weight that shares its memory
-  // with another by other means than a view (set_data) is changed under the other's backward, which cannot tell.
+  // the norm of all gradients: clip_grad_norm_() finds no gradient afterwards, and clips nothing. A parameter's second
+  // gradient before step() or zero_grad() is a c10::Error, thrown by backward, and the gradient stays. A backward pass
+  // inside of another (a reentrant checkpoint) has a part of a gradient: do not use the two together. step() updates
+  // what still has a gradient, and so does nothing for a second optimizer of the same parameter. A weight that shares
+  // its memory with another by other means than a view (set_data) is changed under the other's backward, which cannot
+  // tell; nor can a checkpointed part of the model that reads a weight without its gradient (weight.detach()) and runs
+  // again after the update.
   kBackward,
 
   // In step(), or for parameters that Offloader::manage has been given, with their gradients and states, when one of
@@ -62,7 +65,8 @@ enum class UpdateOn : std::uint8_t {
   // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). The device updates
   // parameters that have ended but for their states, and those with a tensor that is not at home (resident, refused by
   // a full host, or just then in use or fetched by another thread), or that the kernels do not take: one that is not
-  // contiguous, is negated, or is complex. On a CPU this is a choice of kernels alone.
+  // contiguous, is negated, or is complex, or a gradient in the memory of the parameter or a state. On a CPU this is a
+  // choice of kernels alone.
   kCpu,
 };
 

@@ -12,9 +12,9 @@ namespace ebb {
 // How Offloader::manage keeps parameters.
 struct Parameters {
   // The most bytes of managed storages that are on the device at once, with what is being prefetched and what is being
-  // copied home. An operation whose own storages take more gets them all the same. nullopt: the plan for
-  // Options::device_budget decides, which has to be in bytes or a share of free memory; before there is a plan, a
-  // quarter of the budget or less.
+  // copied home. An operation whose own storages take more gets them all the same, and a gradient or state that has
+  // just been made is there besides until others have left. nullopt: the plan for Options::device_budget decides, which
+  // has to be in bytes or a share of free memory; before there is a plan, a quarter of the budget or less.
   std::optional<std::uint64_t> device_bytes = std::nullopt;
 
   // So many bytes of managed storages stay on the device for good, beside `device_bytes`, and have no home: parameters

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -123,6 +124,7 @@ nlohmann::json measure(const ModelOptions& options, const std::string& config, c
       training.offloader().reset_stats();
     }
     (i < options.warm_up ? warm_up_ms : ms).push_back(since(begin));
+    std::fprintf(stderr, "model: %s, step %d of %d\n", config.c_str(), i + 1, options.warm_up + options.steps);
     if (is_traced && config == "managed") {
       write_atomic_file(options.trace, chrome_trace(training.offloader().take_trace()));
     }
@@ -166,6 +168,10 @@ int run(int argc, char** argv) {
   }
   if (options.deterministic) {
     use_deterministic_algorithms();
+  }
+  if (device.is_cpu()) {
+    std::fprintf(stderr,
+                 "model: no GPU is used: homes are in a spill file, times say nothing, and --cap bounds nothing\n");
   }
   ResultRows rows(options.out);
   DeviceMemory memory(device);

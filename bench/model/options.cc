@@ -39,8 +39,13 @@ std::string ModelOptions::update_name() const {
 bool ModelOptions::manages(const std::string& what) const { return std::ranges::find(home, what) != home.end(); }
 
 std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
-  CLI::App app("Trains a Llama whose weights, gradients and AdamW's states live in host memory.", "model");
-  app.add_option("--shape", options.shape)->check(CLI::IsMember(shapes()))->capture_default_str();
+  CLI::App app(
+      "Trains a Llama whose weights, gradients and AdamW's states live in host memory, or without a GPU in a spill "
+      "file.",
+      "model");
+  app.add_option("--shape", options.shape, "tiny (for a CPU), or of Llama's 1, 3 and 8 billion parameters")
+      ->check(CLI::IsMember(shapes()))
+      ->capture_default_str();
   app.add_option("--layers", options.layers, "Instead of the shape's own number")->check(positive());
   app.add_option("--batch", options.batch)->check(positive())->capture_default_str();
   app.add_option("--sequence", options.sequence)->check(positive())->capture_default_str();

@@ -48,7 +48,7 @@ def configuration(row):
     else:
         parts = [f"managed within {gb(row['managed_bound_bytes'])}"]
     if row["resident_bytes"]:
-        parts.append(f"{row['resident_bytes'] / GB:.0f} GB resident besides")
+        parts.append(f"{row['resident_bytes'] / GB:.0f} GB kept on the GPU besides")
     if "states" in row["home"]:
         parts.append(UPDATES[row["update"]] + (" on the CPU" if row["update_on"] == "cpu" else ""))
     else:
@@ -69,7 +69,7 @@ def print_runs(rows):
             tokens(row),
             configuration(row),
             f"{row['ms_mean'] / MS_PER_S:.3f}",
-            f"{100 * (row['ms_mean'] / beside - 1):+.1f} %" if is_other else "",
+            f"{100 * (row['ms_mean'] / beside - 1):+.0f} %" if is_other else "–",
             f"{row['peak_bytes'] / GB:.1f}",
             f"{row['taken_bytes'] / GB:.1f}",
             f"{row['pool_bytes'] / GIB:.1f}",

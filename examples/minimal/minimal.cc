@@ -9,8 +9,11 @@
 int main() {
   torch::manual_seed(1);
   const auto device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
-  torch::nn::Sequential body(torch::nn::Linear(64, 1024), torch::nn::SiLU(), torch::nn::Linear(1024, 1024),
-                             torch::nn::SiLU());
+  torch::nn::Sequential body(torch::nn::Linear(64, 1024), torch::nn::SiLU());
+  for (int layer = 0; layer < 8; ++layer) {
+    body->push_back(torch::nn::Linear(1024, 1024));
+    body->push_back(torch::nn::SiLU());
+  }
   torch::nn::Linear head(1024, 1);
   body->to(device);
   head->to(device);

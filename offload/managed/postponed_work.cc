@@ -58,10 +58,9 @@ PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Ten
                              Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
       target_(target),
-      bring_(std::move(bring)),
       target_use_(target_use),
       stream_(residency_->tier().current_stream()),
-      held_{std::move(work), {}, {}} {
+      held_{std::move(bring), std::move(work), {}, {}} {
   for (const at::Tensor& other : others) {
     held_.others.push_back(other.variable_data());
   }
@@ -112,7 +111,8 @@ void PostponedWork::run_locked(Held& held) {
   TORCH_CHECK(target_use_ == TargetUse::kWritten || !has_ended,
               "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
               "and the parameter has ended since: use the state before");
-  const Brought brought = bring_(held.target, held_.others);
+  const Brought brought = held_.bring(held.target, held_.others);
+  held.bring = std::exchange(held_.bring, nullptr);
   held.work = std::exchange(held_.work, nullptr);
   held.others = std::exchange(held_.others, {});
   has_run_ = true;

@@ -99,6 +99,7 @@ class PostponedWork {
 
  private:
   struct Held {
+    Bring bring;
     Work work;
     std::vector<at::Tensor> others;
     at::Tensor target;  // while the work runs
@@ -108,7 +109,6 @@ class PostponedWork {
 
   const std::shared_ptr<Residency> residency_;
   const WeakAlias target_;
-  const Bring bring_;
   const TargetUse target_use_;
   const c10::Stream stream_;
   std::atomic<std::thread::id> runner_{};

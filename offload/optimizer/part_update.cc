@@ -24,9 +24,19 @@ bool can_be_fused(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.is_floating_point() && !tensor.is_neg();
 }
 
+// Where a gradient is the parameter or a state, one operation after the other sees what those before have written, and
+// a fused kernel does not.
+bool is_apart(const at::Tensor& gradient, const at::Tensor& parameter, const Part& part) {
+  const auto is_of_gradient = [&](const at::Tensor& other) {
+    return gradient.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
+  };
+  return !is_of_gradient(parameter) &&
+         std::ranges::none_of(part, [&](const auto& state) { return is_of_gradient(state.second); });
+}
+
 Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
   const bool all = update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
-                   can_be_fused(gradient) &&
+                   can_be_fused(gradient) && is_apart(gradient, rows, part) &&
                    std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); });
   return all ? Kernels::kFused : Kernels::kOneByOne;
 }
@@ -113,7 +123,10 @@ PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<P
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
   std::vector<at::Tensor> tensors = managed_others(gradient, parts);
   tensors.push_back(parameter);
-  return can_be_fused(gradient) && std::ranges::all_of(tensors, can_be_fused) && AtHome::is_possible(tensors);
+  const bool are_apart =
+      std::ranges::all_of(parts, [&](const Part& part) { return is_apart(gradient, parameter, part); });
+  return are_apart && can_be_fused(gradient) && std::ranges::all_of(tensors, can_be_fused) &&
+         AtHome::is_possible(tensors);
 }
 
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,

@@ -31,6 +31,8 @@ from ebb._backward import wrap_backward as _wrap_backward
 from ebb._checkpoint import checkpoint
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
 from ebb._core import Stats, StepCost, TimelineSample
+from ebb._higher_order import let_higher_order_operators_pass as _let_higher_order_operators_pass
+from ebb._mutation import wrap_mutation as _wrap_mutation
 from ebb._offloader import Offloader, no_offload
 from ebb._optimizer import Optimizer
 from ebb._plot import plot
@@ -41,6 +43,8 @@ from ebb._wrap import wrap
 
 _wrap_backward()
 _wrap_profiler()
+_wrap_mutation()
+_let_higher_order_operators_pass()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -261,8 +261,8 @@ class Offloader:
         foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
 
         what: a module, of which the parameters are managed, a tensor or tensors.
-        device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs. None: the
-            plan for the offloader's device_budget, which has to be in bytes or a share of free memory, decides about these
+        device_bytes: the most bytes of managed tensors on the device at once, but for what one operation needs, and for a
+            gradient or state that has just been made, until others have left. None: the plan for the offloader's device_budget, which has to be in bytes or a share of free memory, decides about these
             tensors together with what autograd saves; until there is a plan, a quarter of the budget or less.
         resident_bytes: so many bytes of parameters, in their order, and then of the optimizer's states stay on the device for
             good, beside device_bytes, and take no host memory.
@@ -271,6 +271,9 @@ class Offloader:
         weights, gradients, states: what leaves the device: the parameters; their gradients, each when backward has
             accumulated the next one; and what optimizers keep of them.
         which: of a module's parameters, those for which which(name, parameter) is true.
+
+        Addresses, and numpy arrays, that code inside of an operation takes of a managed tensor (a saved-tensor hook, a
+        dispatch mode, a custom operation) are good until that operation ends: take no address for a tensor's name.
 
         Whatever asks for memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel; on a CPU print()
         and tolist(), too) gets RuntimeError: save copies, as {name: each.detach().cpu().clone() for ...}; copy.deepcopy

@@ -34,10 +34,12 @@ class Optimizer(torch.optim.Optimizer):
     update_in: "step", "backward" or "next_use".
         "backward": each parameter is updated as soon as its gradient is whole, and the gradient is let go of, so that no
         more than a few gradients are alive at once. One backward pass is one step then: no accumulation over
-        micro-batches, and no clipping by the norm of all gradients. A parameter's second gradient before step() or
-        zero_grad() is a RuntimeError, raised by backward. step() updates what still has a gradient. A weight that shares
-        its memory with another by other means than a view (set_(), .data) is changed under the other's backward, which
-        cannot tell.
+        micro-batches, and no clipping by the norm of all gradients (clip_grad_norm_() finds no gradient afterwards, and
+        clips nothing). A parameter's second gradient before step() or zero_grad() is a RuntimeError, raised by backward.
+        step() updates what still has a gradient, and so does nothing for a second optimizer of the same parameter. A
+        weight that shares its memory with another by other means than a view (set_(), .data) is changed under the
+        other's backward, which cannot tell; nor can a checkpointed part of the model that reads a weight without its
+        gradient (weight.detach()) and runs again after the update.
         "next_use": parameters that Offloader.manage has been given, with their gradients and states, are updated when
         one of these is used next, on whatever thread: mostly in the next forward pass, which computes while states come
         and go. What a program reads is what "step" gives. A gradient that the program lets go of lives until the update;
@@ -54,15 +56,16 @@ class Optimizer(torch.optim.Optimizer):
         differently: after one step from the same state, a weight in float32 differs by at most 8 units in the last place
         of the largest of its values before and after and the learning rate. The device updates parameters with a tensor
         that is not at home (resident, refused by a full host, or just then in use or fetched by another thread), or that
-        the kernels do not take: one that is not contiguous, is negated, or is complex. At most 2 GiB of copies of
-        gradients, or one that is larger, wait for their updates in host memory. On the device a copy lives until it is
-        home and the next update is put off.
+        the kernels do not take: one that is not contiguous, is negated, or is complex, or a gradient in the memory of the
+        parameter or a state. At most 2 GiB of copies of gradients, or one that is larger, wait for their updates in host
+        memory. On the device a copy lives until it is home and the next update is put off.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
     torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
-    weights before, or with the optimizer's states. With "backward", an optimizer can be neither copied nor pickled, hooks
-    around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant checkpoint nor
-    DistributedDataParallel (whose ranks would drift apart) may be used.
+    weights before, or with the optimizer's states. An optimizer whose states are managed can be neither copied nor pickled
+    (its state_dict() can), and neither can one with "backward", where hooks around step() do not enclose the updates, and
+    neither torch.amp.GradScaler, a reentrant checkpoint nor DistributedDataParallel (whose ranks would drift apart) may be
+    used.
 
     Raises ValueError when made with options out of their range, or with maximize=True on the CPU, and RuntimeError for
     gradients that are not dense. Where the device's memory does not suffice, step() raises torch.OutOfMemoryError with some
@@ -236,6 +239,7 @@ class Optimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         ours = ("update_in", "update_on")
         super().__setstate__({name: value for name, value in state.items() if name not in ours})
+        self.defaults.pop("differentiable", None)  # which torch adds here, and ebb's optimizers do not have
         if "update_on" in state:  # load_state_dict, too, calls this
             self._update_in = state["update_in"]
             self._set_update_on(state["update_on"])

@@ -476,3 +476,58 @@ def test_a_lazy_clone_of_a_managed_tensor_sees_no_later_write(write):
     home.manage([managed], device_bytes=0, minimum_bytes=0)
     for found, wanted in zip(run(managed), run(torch.arange(4096.0)), strict=True):
         assert torch.equal(found, wanted)
+
+
+class _Squared(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, w):
+        return (x @ w) ** 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        gradient = 2 * (x @ w) * gradient
+        return gradient @ w.mT, x.mT @ gradient
+
+
+HIGHER_ORDER = {
+    "vmap of a Function": lambda x, w: torch.vmap(lambda y: _Squared.apply(y[None], w))(x),
+    "cond": lambda x, w: torch.cond(x.sum() > 0, lambda x, w: x @ w, lambda x, w: x - w.sum(), (x, w)),
+    "map": lambda x, w: torch._higher_order_ops.map(lambda y, w: y @ w, x, w),
+    "nested_compile_region": lambda x, w: torch.compile(
+        lambda x: torch.compiler.nested_compile_region(lambda x: x @ w)(x), backend="aot_eager"
+    )(x),
+}
+
+
+@pytest.mark.parametrize("program", HIGHER_ORDER)
+def test_higher_order_operators_take_managed_tensors(home, program):
+    def gradient(manage):
+        torch.manual_seed(1)
+        x, w = torch.randn(5, 8), torch.nn.Parameter(torch.randn(8, 8))
+        if manage:
+            home.manage([w], device_bytes=0, minimum_bytes=0)
+        HIGHER_ORDER[program](x, w).sum().backward()
+        return w.grad.clone()
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+def test_mutation_on_saved_tensors_is_refused_for_managed_ones(home):
+    w = torch.nn.Parameter(torch.ones(8, 8))
+    home.manage([w], device_bytes=0, minimum_bytes=0)
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        x = torch.ones(8, 8, requires_grad=True)
+        y = x.sin()
+        z = (y**2).sum()
+        y.mul_(2)  # what is not managed may be written
+        z.backward()
+        assert torch.equal(x.grad, 2 * torch.ones(8, 8).sin() * torch.ones(8, 8).cos())
+        with pytest.raises(RuntimeError, match="allow_mutation_on_saved_tensors knows tensors by their addresses"):
+            (x @ w).sum()

@@ -649,3 +649,22 @@ def test_what_is_to_stay_on_the_device_stays(home):
     assert 0 < stats.managed_resident.now_bytes <= 8192 == stats.managed_resident.capacity_bytes
     assert stats.managed.bytes > 0
     next(model.parameters()).data_ptr()  # a resident tensor's memory does not go
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+def test_states_are_loaded_any_number_of_times_and_into_copies(kind):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = getattr(ebb, kind)([weight], lr=0.1)
+
+    def step():
+        weight.grad = torch.ones(4)
+        optimizer.step()
+
+    step()
+    known = copy.deepcopy(optimizer.state_dict())
+    for _ in range(2):
+        step()
+        optimizer.load_state_dict(known)
+    copy.deepcopy(optimizer).load_state_dict(known)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(4))]})
+    assert optimizer.param_groups[0].keys() == optimizer.param_groups[1].keys()

@@ -260,6 +260,27 @@ TEST_CASE("a negated gradient keeps its sign", "[managed]") {
   }
 }
 
+TEST_CASE("a gradient that is the parameter, or a state, is one for updates on the CPU, too", "[managed]") {
+  const bool is_state = GENERATE(false, true);
+  const bool is_at_home = GENERATE(false, true);
+  Tensors found;
+  for (const UpdateOn update_on : {UpdateOn::kDevice, UpdateOn::kCpu}) {
+    Rig rig(late_without_stash());
+    const at::Tensor weight = make_weight();
+    if (is_at_home) {
+      rig.offloader().manage({weight}, within(0));
+    }
+    SGD optimizer({weight}, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.5), UpdateIn::kStep, update_on);
+    backward(weight);
+    optimizer.step();
+    const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second);
+    weight.mutable_grad() = is_state ? state.parts.front().at("momentum_buffer") : weight.variable_data();
+    optimizer.step();
+    found.push_back(value_of(weight));
+  }
+  CHECK(at::equal(found[0], found[1]));
+}
+
 // A weight after some steps, and its states.
 std::vector<at::Tensor> updated(std::uint64_t capacity_bytes, const Parameters& how) {
   Setting setting = late_without_stash();
