@@ -281,6 +281,18 @@ std::size_t random_length(Random& random) {
   return 5 + random.below(longest - 4);
 }
 
+// Autograd reads the address of a gradient that goes to a node on another stream, and a managed leaf that a custom
+// function returns as a gradient then is an error (docs/correctness.md).
+bool may_return_leaves_to_another_stream(const Program& program) {
+  const auto has = [&](const auto& is_one) {
+    return std::ranges::any_of(program.threads, [&](const Thread& lines) {
+      return std::ranges::any_of(lines, [&](const Instruction& line) { return is_one(*line.operation); });
+    });
+  };
+  return has([](const Operation& each) { return each.kind == Kind::kReturn; }) &&
+         has([](const Operation& each) { return each.name.ends_with("_on_side"); });
+}
+
 }  // namespace
 
 Case generate(std::uint64_t seed, std::uint64_t number, c10::Device device) {
@@ -292,6 +304,9 @@ Case generate(std::uint64_t seed, std::uint64_t number, c10::Device device) {
   const std::size_t length = random_length(random);
   for (std::size_t i = 0; i < threads; ++i) {
     made.program.threads.push_back(ThreadWriter(random, style, std::max<std::size_t>(5, length / threads)).write());
+  }
+  if (device.is_cuda() && may_return_leaves_to_another_stream(made.program)) {
+    made.setting.managed.reset();
   }
   return made;
 }
