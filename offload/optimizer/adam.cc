@@ -88,9 +88,12 @@ std::vector<StateRule> states() {
 
 template <>
 const UpdateRule& rule_of<AdamWOptions>() {
-  static const UpdateRule rule{
-      "AdamW", states<AdamWOptions>(), [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
-      nullptr, &update_adamw,          &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
+  static const UpdateRule rule{"AdamW",
+                               states<AdamWOptions>(),
+                               [](const OptimizerOptions& options) { check<AdamWOptions>(options, "AdamW"); },
+                               nullptr,  // the weight decay goes into the parameter alone
+                               &update_adamw,
+                               &update_fused<at::_ops::_fused_adamw_, AdamWOptions>};
   return rule;
 }
 
