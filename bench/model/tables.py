@@ -5,11 +5,11 @@
   python -m bench.model.tables plans FILE...    what plans have predicted, and what was measured
 """
 
-import json
 import sys
-from pathlib import Path
 
-GB = 1e9
+from bench import tables
+
+GB = tables.GB
 GIB = 2**30
 MS_PER_S = 1e3
 UPDATES = {"backward": "updates in backward", "next_use": "updates at the next use", "step": "updates in step"}
@@ -17,14 +17,7 @@ UPDATES = {"backward": "updates in backward", "next_use": "updates at the next u
 
 def load(paths):
     """The runs that did not run out of memory."""
-    return [row for path in paths for row in json.loads(Path(path).read_text()) if "error" not in row]
-
-
-def print_table(columns, lines):
-    print(f"| {' | '.join(columns)} |")
-    print("|" + "---|" * len(columns))
-    for line in lines:
-        print(f"| {' | '.join(line)} |")
+    return [row for path in paths for row in tables.load(path) if "error" not in row]
 
 
 def parameters(row):
@@ -77,7 +70,7 @@ def print_runs(rows):
         )
 
     columns = ("parameters", "tokens a step", "configuration", "s/step", "over resident", "peak GB", "taken GB")
-    print_table((*columns, "host GiB", "tokens/s"), map(line, rows))
+    tables.print_table((*columns, "host GiB", "tokens/s"), map(line, rows))
 
 
 def budget(row):
@@ -90,7 +83,7 @@ def gb(bytes_):
 
 
 def percent(fraction):
-    """Runs on other machines differ by several percent."""
+    """With a decimal below ten percent alone: runs on other machines of a kind differ by several percent."""
     return f"{100 * fraction:+.{1 if abs(fraction) < 0.1 else 0}f} %"
 
 
@@ -111,7 +104,7 @@ def print_budgets(rows):
         for row in models
     )
     names = (f"ebb within {gb(bytes_)}" for bytes_ in budgets)
-    print_table(("parameters", "tokens a step", "resident", *names), lines)
+    tables.print_table(("parameters", "tokens a step", "resident", *names), lines)
 
 
 def print_plans(rows):
@@ -134,7 +127,7 @@ def print_plans(rows):
 
     columns = ("budget", "parameters", "tokens a step", "bound of managed storages", "predicted ms", "measured ms")
     more = ("off by", "peak, GB", "to the device in a step: predicted, counted, GB")
-    print_table((*columns, *more), (line(row) for row in rows if row.get("plan") and row["plan"]["fits"]))
+    tables.print_table((*columns, *more), (line(row) for row in rows if row.get("plan") and row["plan"]["fits"]))
 
 
 TABLES = {"runs": print_runs, "budgets": print_budgets, "plans": print_plans}

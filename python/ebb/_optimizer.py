@@ -285,8 +285,8 @@ class Optimizer(torch.optim.Optimizer):
         may_wait = plain and "step" in self.state[parameter]
         state, parts, new = self._state_of(parameter, group)
         steps = state["step"]
-        tensors = [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
         if self._cpu_updates is not None and plain and not parameter.is_complex():
+            tensors = self._tensors_of(parts)
             update = _core.CpuUpdate(self._kind, self._numbers(group), int(steps.item()) + 1, bool(new))
             now = self._cpu_updates.now
             may_wait = may_wait and self._update_in != "step"
@@ -301,12 +301,15 @@ class Optimizer(torch.optim.Optimizer):
         elif not (
             may_wait
             and self._update_in == "next_use"
-            and self._postpone(parameter, gradient, tensors, group, self._as_of_now(new, steps, group))
+            and self._postpone(parameter, gradient, self._tensors_of(parts), group, self._deferred(new, steps, group))
         ):
             _update_parts(type(self), parameter, gradient, parts, new, steps, group)
         steps += 1
 
-    def _as_of_now(self, new: set[str], steps: torch.Tensor, group: dict[str, Any]) -> _Run:
+    def _tensors_of(self, parts: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+        return [{name: part[name] for name in (*self._states, "master") if name in part} for part in parts]
+
+    def _deferred(self, new: set[str], steps: torch.Tensor, group: dict[str, Any]) -> _Run:
         """An update with the options and the number of steps that there are now."""
         kind, steps_before = type(self), steps.clone()
         options = {name: _as_of_now(value) for name, value in group.items() if name != "params"}

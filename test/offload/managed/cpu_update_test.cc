@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -17,7 +16,6 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/serialize/archive.h>
 
 #include "offload/base/gradient_hook.h"
 #include "offload/managed/at_home.h"
@@ -531,14 +529,8 @@ struct AfterOneStep {
     OptimizerWith<Options> before({weight}, options);
     before.step();
     start = value_of(weight);
-    torch::serialize::OutputArchive written;
-    before.save(written);
-    std::stringstream stream;
-    written.save_to(stream);
-    torch::serialize::InputArchive read;
-    read.load_from(stream);
     OptimizerWith<Options> optimizer({weight}, options, UpdateIn::kStep, update_on);
-    optimizer.load(read);
+    test::load_archive(test::archive_of(before), optimizer);
     weight.mutable_grad() = gradient();
     optimizer.step();
   }

@@ -2,10 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <catch2/catch.hpp>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
 #include "offload/parameters.h"
 
@@ -28,6 +32,22 @@ inline void check_equal(const std::vector<at::Tensor>& expected, const std::vect
     INFO(i);
     CHECK(at::equal(expected[i], found[i]));
   }
+}
+
+// What an optimizer saves, and has that loaded.
+inline std::string archive_of(const torch::optim::Optimizer& optimizer) {
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  return stream.str();
+}
+
+inline void load_archive(const std::string& bytes, torch::optim::Optimizer& optimizer) {
+  std::istringstream stream(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(stream);
+  optimizer.load(archive);
 }
 
 }  // namespace ebb::test

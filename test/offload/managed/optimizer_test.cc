@@ -37,8 +37,10 @@
 namespace ebb {
 namespace {
 
+using test::archive_of;
 using test::check_equal;
 using test::is_away;
+using test::load_archive;
 using test::within;
 
 using Tensors = std::vector<at::Tensor>;
@@ -529,16 +531,14 @@ TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]")
 
   Rig rig(disk());
   {
-    std::ostringstream saved;
+    std::string saved;
     Tensors halfway;
     {
       const Tensors weights = make_weights(dtype);
       rig.offloader().manage(weights, within(0));
       AdamW optimizer(weights, options);
       halfway = train_without_accumulation(weights, optimizer, 0, kSteps / 2);
-      torch::serialize::OutputArchive archive;
-      optimizer.save(archive);
-      archive.save_to(saved);
+      saved = archive_of(optimizer);
     }
     Tensors weights;
     for (const at::Tensor& each : halfway) {
@@ -546,10 +546,7 @@ TEST_CASE("training goes on from a saved AdamW with the same bits", "[managed]")
     }
     rig.offloader().manage(weights, within(0));
     AdamW optimizer(weights, torch::optim::AdamWOptions(7));  // what is loaded says how
-    std::istringstream stream(saved.str());
-    torch::serialize::InputArchive archive;
-    archive.load_from(stream);
-    optimizer.load(archive);
+    load_archive(saved, optimizer);
     for (const auto& [key, state] : optimizer.state()) {
       CHECK(is_managed(dynamic_cast<const OptimizerState&>(*state).parts.front().at("exp_avg")));
     }
@@ -566,14 +563,8 @@ TEST_CASE("states of LibTorch's optimizer of bfloat16 weights become float32 bes
   };
   torch::optim::AdamW theirs({weight}, {});
   step(theirs);
-  torch::serialize::OutputArchive written;
-  theirs.save(written);
-  std::stringstream stream;
-  written.save_to(stream);
-  torch::serialize::InputArchive read;
-  read.load_from(stream);
   AdamW ours({weight}, {}, UpdateIn::kStep, update_on);
-  ours.load(read);
+  load_archive(archive_of(theirs), ours);
   step(ours);
   const auto& part = dynamic_cast<const OptimizerState&>(*ours.state().begin()->second).parts.front();
   CHECK(part.contains("master"));
@@ -809,21 +800,6 @@ TEST_CASE("a first step in inference mode is a step as any other", "[managed]") 
   CHECK(at::equal(train(weight, true), train(plain, false)));
 }
 
-std::string archive_of(const torch::optim::Optimizer& optimizer) {
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return stream.str();
-}
-
-void load_archive(const std::string& bytes, torch::optim::Optimizer& optimizer) {
-  std::istringstream stream(bytes);
-  torch::serialize::InputArchive archive;
-  archive.load_from(stream);
-  optimizer.load(archive);
-}
-
 TEST_CASE("an archive leaves states alone that it does not have") {
   const Tensors weights{at::ones({4, (1 << 22) + 5}).requires_grad_(), at::ones({8}).requires_grad_()};  // one in parts
   AdamW optimizer(weights, torch::optim::AdamWOptions(0.1), UpdateIn::kNextUse);
@@ -940,7 +916,7 @@ TEST_CASE("an update in parts has the bits of an update at once, and goes on fro
   Rig rig(disk());
   {
     at::Tensor weight = large_weight();
-    std::ostringstream saved;
+    std::string saved;
     {
       rig.offloader().manage({weight}, within(0));
       AdamW optimizer({weight}, options);
@@ -949,17 +925,12 @@ TEST_CASE("an update in parts has the bits of an update at once, and goes on fro
       const auto& state = dynamic_cast<const OptimizerState&>(*optimizer.state().begin()->second);
       REQUIRE(state.parts.size() == 2);
       CHECK(is_away(state.parts[0].at("exp_avg")));  // while the last part is here
-      torch::serialize::OutputArchive archive;
-      optimizer.save(archive);
-      archive.save_to(saved);
+      saved = archive_of(optimizer);
     }
     weight = weight.detach().clone().requires_grad_();
     rig.offloader().manage({weight}, within(0));
     AdamW optimizer({weight}, torch::optim::AdamWOptions(7));
-    std::istringstream stream(saved.str());
-    torch::serialize::InputArchive archive;
-    archive.load_from(stream);
-    optimizer.load(archive);
+    load_archive(saved, optimizer);
     update_once(plain, expected);
     update_once(weight, optimizer);
     CHECK(at::equal(weight.detach(), plain.detach()));

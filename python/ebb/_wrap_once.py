@@ -1,0 +1,16 @@
+"""Replaces functions of torch's."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_MARK = "_ebb_wrapped"
+
+
+def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Sets owner.name to make(owner.name), unless that has been done in this process."""
+    function = getattr(owner, name)
+    if not hasattr(function, _MARK):
+        wrapped = functools.wraps(function)(make(function))
+        setattr(wrapped, _MARK, True)
+        setattr(owner, name, wrapped)
