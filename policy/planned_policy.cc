@@ -71,12 +71,15 @@ void PlannedPolicy::begin_step() {
   if (recording_ && learned_ != step_) {
     remember_signature();
   }
-  if (strayed_) {
+  if (moves_ && !recording_ && (strayed_ || !any_plan())) {
+    leaves_alone_ = false;
+  }
+  if (strayed_ && moves_) {
     wanted_ = seen_;
     patience_ = kPatience;
   }
   keep_to_host_limit();
-  recording_ = !too_long_ && (!any_plan() || (patience_ > 0 && !has_plan(wanted_)));
+  recording_ = !too_long_ && !leaves_alone_ && (!any_plan() || (patience_ > 0 && !has_plan(wanted_)));
   too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
   forget_step();
@@ -92,6 +95,8 @@ void PlannedPolicy::drop_step() {
 void PlannedPolicy::forget_step() {
   strayed_ = false;
   following_ = nullptr;
+  moves_ = false;
+  kept_ = 0;
   seen_.clear();
 }
 
@@ -106,15 +111,32 @@ Decision PlannedPolicy::decide(const Candidate& candidate) {
     return safe(candidate);
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});
-  if (recording_ || strayed_) {
-    return safe(candidate);
+  strayed_ = strayed_ || (!recording_ && !choose_plan());
+  Decision decision = recording_ ? safe(candidate) : decide_alone(candidate);
+  if (following_ != nullptr) {
+    const Decision planned = following_->plan->decisions[seen_.size() - 1];
+    decision = planned == Decision::kRecompute ? safe(candidate) : planned;
   }
-  if (!choose_plan()) {
-    strayed_ = true;
-    return safe(candidate);
+  moves_ = moves_ || (decision != Decision::kKeep && !candidate.region);
+  kept_ += decision == Decision::kKeep ? candidate.bytes : 0;
+  return decision;
+}
+
+// In a step that follows no plan and is not recorded.
+Decision PlannedPolicy::decide_alone(const Candidate& candidate) {
+  const bool stays = leaves_alone_ && !moves_ && !candidate.region && fits_whole(kept_ + candidate.bytes);
+  return stays ? Decision::kKeep : safe(candidate);
+}
+
+// Whether so many saved bytes fit within a budget in bytes beside other memory that grows as they do.
+bool PlannedPolicy::fits_whole(std::uint64_t saved_bytes) const {
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
+  if (budget == nullptr || most_saved_ == 0) {
+    return false;
   }
-  const Decision planned = following_->plan->decisions[seen_.size() - 1];
-  return planned == Decision::kRecompute ? safe(candidate) : planned;
+  const double growth = std::max(1.0, static_cast<double>(saved_bytes) / static_cast<double>(most_saved_));
+  return static_cast<double>(saved_bytes) + growth * static_cast<double>(most_other_) <=
+         static_cast<double>(budget->bytes);
 }
 
 std::optional<std::uint64_t> PlannedPolicy::recorded_step() const {
@@ -133,6 +155,17 @@ void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
   if (recorded.mapped().size() != record.storages.size()) {
     return;
   }
+  std::uint64_t saved = 0;
+  for (const StorageRecord& storage : record.storages) {
+    saved += storage.bytes;
+    most_other_ = std::max(most_other_, storage.other_bytes);
+  }
+  for (const StepRecord::Level& level : record.other) {
+    most_other_ = std::max(most_other_, level.bytes);
+  }
+  most_saved_ = std::max(most_saved_, saved);
+  const bool is_warm = std::exchange(has_records_, true);
+  leaves_alone_ = is_warm && !record.awaits_managed && record.managed.empty() && fits_whole(saved);
   auto known = std::find_if(known_.begin(), known_.end(),
                             [&](const Known& each) { return each.signature == recorded.mapped(); });
   if (known == known_.end()) {
@@ -157,6 +190,7 @@ void PlannedPolicy::forget_plans() {
   known_.clear();
   recorded_.clear();
   host_bytes_ = first_host_bytes_;
+  leaves_alone_ = has_records_ = false;
 }
 
 void PlannedPolicy::limit_host(std::uint64_t bytes) {

@@ -4,17 +4,15 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "offload/autograd/forwarding_engine.h"
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/backward.h"
-#include "offload/base/libtorch.h"
 
 namespace ebb {
 namespace {
@@ -32,21 +30,20 @@ bool is_traced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value());
 }
 
-class ForwardingEngine final : public Engine {
+class AskingEngine final : public ForwardingEngine {
  public:
-  // `next`: lives for ever, as every default engine does.
-  explicit ForwardingEngine(Engine& next) : next_(next) {}
+  using ForwardingEngine::ForwardingEngine;
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (is_traced()) {
-      return next_.get_default_saved_variable_hooks();
+      return ForwardingEngine::get_default_saved_variable_hooks();
     }
     if (auto hook = Region::hook_here()) {
       return hook;
     }
     GuardScope::Target target = GuardScope::current();
     if (target.runtime == nullptr) {
-      return next_.get_default_saved_variable_hooks();
+      return ForwardingEngine::get_default_saved_variable_hooks();
     }
     return std::make_unique<SaveHook>(std::move(target));
   }
@@ -56,37 +53,8 @@ class ForwardingEngine final : public Engine {
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     const Backward backward;
-    return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    return ForwardingEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
-
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, NodePtr graph_root,
-      torch::autograd::InputBuffer&& input_buffer) override {
-    return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
-  }
-
-#ifdef EBB_HAS_NODE_CREATION_HOOKS
-  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks() override {
-    return next_.get_node_creation_hooks();
-  }
-#endif
-
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
-    return next_.make_anomaly_metadata();
-  }
-
-  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task, const NodePtr& node,
-                           std::exception& error) override {
-    next_.thread_on_exception(graph_task, node, error);
-  }
-
-  void thread_init(int device, const std::shared_ptr<torch::autograd::ReadyQueue>& queue,
-                   bool should_increment) override {
-    next_.thread_init(device, queue, should_increment);
-  }
-
- private:
-  Engine& next_;
 };
 
 std::atomic<Engine*> installed{nullptr};
@@ -96,7 +64,7 @@ std::atomic<Engine*> installed{nullptr};
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    installed = new ForwardingEngine(Engine::get_default_engine());  // Note [An engine that forwards]
+    installed = new AskingEngine(Engine::get_default_engine());  // Note [An engine that forwards]
     torch::autograd::set_default_engine_stub([]() -> Engine& { return *installed; });
   });
 }

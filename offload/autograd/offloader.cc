@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -97,6 +98,9 @@ struct GoalOf {
 std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
   if (!options.enabled) {
     return nullptr;
+  }
+  if (tier->device().is_cuda()) {  // or LibTorch's allocator knows of no device before the program's first tensor there
+    at::globalContext().lazyInitDevice(c10::kCUDA);
   }
   std::shared_ptr<PlannedPolicy> planned;
   if (options.device_budget) {

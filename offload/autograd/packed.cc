@@ -1,7 +1,6 @@
 #include "offload/autograd/packed.h"
 
 #include "offload/interpreter.h"
-#include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
@@ -52,9 +51,6 @@ Packed::~Packed() {
 }
 
 at::Tensor Packed::unpack() {
-  if (hand_to_recipe(*saved_)) {
-    return saved_->shape();
-  }
   const WithoutInterpreterLock without;
   sweep_lent_behind();  // before memory is asked for
   return saved_->get();

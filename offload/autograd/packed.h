@@ -33,11 +33,12 @@ class Packed {
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
 
-  // The tensor that was saved, ready for work on the calling thread's current stream. Where a recipe looks for its
-  // inputs on this thread (recipe_input.h), the recipe gets another save of the tensor, and the result is without
-  // bytes. Throws c10::Error if the tensor has been written to since it was saved, and what SavedStorage::Use::get
-  // throws.
+  // The tensor that was saved, ready for work on the calling thread's current stream. Throws c10::Error if the tensor
+  // has been written to since it was saved, and what SavedStorage::Use::get throws.
   [[nodiscard]] at::Tensor unpack();
+
+  // As SavedTensor's.
+  [[nodiscard]] std::unique_ptr<SavedTensor> for_recipe() const { return saved_->for_recipe(); }
 
  private:
   std::optional<SavedTensor> saved_;

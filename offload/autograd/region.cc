@@ -20,7 +20,6 @@
 #include "offload/base/autograd_info.h"
 #include "offload/base/libtorch.h"
 #include "offload/interpreter.h"
-#include "offload/recompute/recipe_input.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
@@ -117,7 +116,6 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    refuse_recipe();
     if (!region_->first_run_is_over()) {
       refuse_backward_inside();
     }

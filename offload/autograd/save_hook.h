@@ -5,10 +5,10 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/packed.h"
+#include "offload/recompute/recipe_input.h"
 #include "offload/runtime/region_saves.h"
 
 namespace ebb {
@@ -17,7 +17,7 @@ namespace ebb {
 // no table can outlive it.
 //
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
-class SaveHook final : public torch::autograd::SavedVariableHooks {
+class SaveHook final : public RecipeInputHook {
  public:
   // `target`, `region`: as for the constructor of Packed, but the target's scope must live until call_pack_hook
   // returns.
@@ -30,6 +30,7 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
     packed_.emplace(tensor, target, region.get());
   }
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
+  std::unique_ptr<SavedTensor> for_recipe() const override { return packed_ ? packed_->for_recipe() : nullptr; }
 
  private:
   GuardScope::Target target_;  // empty once packed, as is region_

@@ -62,10 +62,23 @@ void PlanLifecycle::count_unrecorded() {
   }
 }
 
+// Counts a recorded step, and warns once when many in a row have led to no plan.
+void PlanLifecycle::count_unlike() {
+  constexpr int kMany = 10;
+  if (++unlike_ == kMany) {
+    log_warning(
+        "Options::device_budget: no two of the last " + std::to_string(kMany) +
+        " steps saved tensors of the same sizes by the same operations, so that there is no plan, and everything "
+        "moves or is recomputed where a step does not fit whole. Pad batches to a few lengths, or let a policy "
+        "decide.");
+  }
+}
+
 std::optional<std::shared_ptr<StepRecorder>> PlanLifecycle::follows(const std::shared_ptr<const Plan>& plan) {
   if (plan == nullptr) {
     return std::shared_ptr<StepRecorder>();
   }
+  unlike_ = 0;
   check(*plan);
   if (measured_.plan != plan) {
     measured_ = {};
@@ -99,6 +112,7 @@ void PlanLifecycle::learn(const std::shared_ptr<const Plan>& plan, const StepRec
   unrecorded_ = 0;
   if (recorder.step() != kNotToLearnFrom) {
     policy_->learn(recorder.step(), record);
+    count_unlike();
   } else if (measured_.plan == plan) {
     measured_.cost = recorder.cost();
     policy_->correct(measured_.plan, {record.end_ms, measured_.cost->ms, measured_.cost->peak_bytes});

@@ -79,6 +79,7 @@ class PlanLifecycle {
   };
 
   void count_unrecorded();
+  void count_unlike();
   void warn_if_over_budget();
   void check(const Plan& plan);
 
@@ -92,6 +93,7 @@ class PlanLifecycle {
   static constexpr std::uint64_t kMostDivisor = 64;
   std::uint64_t first_divisor_ = 4;  // of the budget, for first_managed_bytes()
   int unrecorded_ = 0;               // steps in a row that were to be recorded and gave no record
+  int unlike_ = 0;                   // recorded steps in a row after which no plan was followed
   Measured measured_;
 };
 

@@ -62,7 +62,7 @@ std::unique_ptr<GraphRecipe> GraphRecipe::find(const at::Tensor& saved) {
   if (node == nullptr || !made_on_current_stream(*node, whole.device())) {
     return nullptr;
   }
-  std::optional<Ingredients> found = ingredients(node);
+  std::optional<Ingredients> found = ingredients(*node);
   if (!found || found->dtype != whole.scalar_type()) {
     return nullptr;
   }

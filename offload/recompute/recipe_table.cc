@@ -25,10 +25,8 @@ using Tensors = std::span<const at::Tensor>;
 // The inputs of one recipe, in the order in which they are asked for.
 class Gathering {
  public:
-  explicit Gathering(const NodePtr& node) : node_(node) {}
-
   void need(const SavedVariable& variable) {
-    inputs_.push_back(recipe_input(variable, node_));
+    inputs_.push_back(recipe_input(variable));
     complete_ = complete_ && inputs_.back() != nullptr && shape(inputs_.size() - 1).layout() == at::kStrided;
   }
 
@@ -54,7 +52,6 @@ class Gathering {
   }
 
  private:
-  const NodePtr& node_;
   Ingredients::Inputs inputs_;
   bool complete_ = true;
 };
@@ -264,7 +261,7 @@ std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackwar
                    });
 }
 
-using Of = std::optional<Ingredients> (*)(const NodePtr&);
+using Of = std::optional<Ingredients> (*)(Node&);
 
 // Gives access to a node's lock, which is protected. Another thread's backward may be making the node let go of its
 // saves, under that lock. A node whose lock is taken gives no recipe, because the node is being run.
@@ -275,12 +272,12 @@ class Locked : public Node {
 
 template <typename... Known>
 std::unordered_map<std::type_index, Of> table_of() {
-  return {{typeid(Known), [](const NodePtr& node) { return of(static_cast<Known&>(*node), Gathering(node)); }}...};
+  return {{typeid(Known), [](Node& node) { return of(static_cast<Known&>(node), Gathering()); }}...};
 }
 
 }  // namespace
 
-std::optional<Ingredients> ingredients(const NodePtr& node) {
+std::optional<Ingredients> ingredients(Node& node) {
   static const auto* const table = new auto(
       table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
                nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0, nodes::HardtanhBackward0,
@@ -290,12 +287,11 @@ std::optional<Ingredients> ingredients(const NodePtr& node) {
                nodes::ScaledDotProductFlashAttentionBackward0, nodes::ScaledDotProductCudnnAttentionBackward0,
                nodes::ScaledDotProductEfficientAttentionBackward0,
                nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
-  Node& made_by = *node;
-  const auto known = table->find(typeid(made_by));
+  const auto known = table->find(typeid(node));
   if (known == table->end()) {
     return std::nullopt;
   }
-  const std::unique_lock lock = Locked::try_lock(made_by);
+  const std::unique_lock lock = Locked::try_lock(node);
   return lock ? known->second(node) : std::nullopt;
 }
 

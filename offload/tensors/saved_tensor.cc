@@ -90,13 +90,12 @@ SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
       memory_(other.memory_) {}
 
 std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
-  version_.check(tensor_);
-  if (!has_its_memory()) {
+  const bool forked = use_ && use_->storage()->residency()->forked();
+  if (forked || !version_.holds() || !has_its_memory()) {
     return nullptr;
   }
   std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : shallow_copy(tensor_)));
   if (use_) {
-    use_->storage()->check_process();
     copy->use_.emplace(use_->storage());
   }
   return copy;

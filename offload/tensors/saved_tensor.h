@@ -35,8 +35,7 @@ class SavedTensor {
   SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage);
 
   // Another save of the tensor, for a recipe. This save has the memory that was saved, whatever becomes of the tensor.
-  // Null if the tensor has been resized or given other data since it was saved. Throws c10::Error if the tensor has
-  // been written to, and in a forked child.
+  // Null if the tensor has been written to, resized or given other data since it was saved, and in a forked child.
   [[nodiscard]] std::unique_ptr<SavedTensor> for_recipe() const;
 
   SavedTensor(const SavedTensor&) = delete;

@@ -21,8 +21,7 @@ VersionCheck::VersionCheck(const at::Tensor& saved, const AutogradInfo& info)
 
 // The text is that of torch/csrc/autograd/saved_variable.cpp, so that users, and tests, find what they know.
 void VersionCheck::check(const at::Tensor& like) const {
-  const std::uint32_t version = counter_.current_version();
-  if (version == saved_version_) {
+  if (holds()) {
     return;
   }
   std::ostringstream message;
@@ -37,7 +36,7 @@ void VersionCheck::check(const at::Tensor& like) const {
   if (const auto grad_fn = producer()) {
     message << ", which is output " << output_nr_ << " of " << name_in_errors(*grad_fn) << ",";
   }
-  message << " is at version " << version << "; expected version " << saved_version_ << " instead.";
+  message << " is at version " << counter_.current_version() << "; expected version " << saved_version_ << " instead.";
   if (torch::autograd::AnomalyMode::is_enabled()) {
     message << " Hint: the backtrace further above shows the operation that failed to compute its gradient. The "
                "variable in question was changed in there or anywhere later. Good luck!";

@@ -29,6 +29,9 @@ class VersionCheck {
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
 
+  // Whether the version has not moved on.
+  [[nodiscard]] bool holds() const { return counter_.current_version() == saved_version_; }
+
   // The tensor that was saved, if the program still has it; else undefined.
   [[nodiscard]] at::Tensor saved() const;
   [[nodiscard]] const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& weak() const {

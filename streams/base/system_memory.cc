@@ -63,6 +63,13 @@ SystemMemory within_control_group(const std::filesystem::path& folder, const Sys
   return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
 }
 
+bool leaves_a_reserve(std::uint64_t bytes) {
+  constexpr std::uint64_t kPart = 16;
+  const SystemMemory memory = read_system_memory();
+  const std::uint64_t reserve = memory.total_bytes / kPart;
+  return memory.available_bytes >= reserve && memory.available_bytes - reserve >= bytes;
+}
+
 SystemMemory read_system_memory() {
   // Inside a container its own group stands at the root. Version 1 of control groups has a folder for each controller.
   return within_control_group("/sys/fs/cgroup", within_control_group("/sys/fs/cgroup/memory", read_machine_memory()));

@@ -14,6 +14,10 @@ struct SystemMemory {
 // All of the address space where the kernel says nothing, so that nobody is refused memory for it.
 SystemMemory read_system_memory();
 
+// Whether a sixteenth of the memory that this process may use would be left if the process took so many bytes more.
+// What takes host memory by the gigabyte asks first: the kernel ends a process that leaves none.
+bool leaves_a_reserve(std::uint64_t bytes);
+
 // The limit of the control group whose files lie in `folder`, of version 2 or 1, and the part that is left (page cache
 // that the kernel would drop counts as left). `otherwise` where there is no limit, or a limit above `otherwise`'s.
 SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise);

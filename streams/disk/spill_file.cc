@@ -1,9 +1,11 @@
 #include "streams/disk/spill_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -60,6 +62,12 @@ int reserve(int fd, std::uint64_t offset, std::uint64_t bytes) {
   return result == 0 ? 0 : errno;
 }
 
+// Whether the file's bytes are the machine's memory: a memfd's, and those of a folder on tmpfs.
+bool lies_in_memory(int fd) {
+  struct statfs info {};
+  return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
 }  // namespace
 
 SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
@@ -67,7 +75,10 @@ SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_
 SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file) : SpillFile(folder.path(), std::move(file)) {}
 
 SpillFile::SpillFile(std::filesystem::path folder, FileDescriptor file)
-    : folder_(std::move(folder)), fd_(std::move(file)), memory_alignment_(make_direct(fd_.get())) {}
+    : folder_(std::move(folder)),
+      fd_(std::move(file)),
+      is_memory_(lies_in_memory(fd_.get())),
+      memory_alignment_(make_direct(fd_.get())) {}
 
 std::unique_ptr<SpillFile> SpillFile::in_memory() {
   FileDescriptor file(::memfd_create("ebb", MFD_CLOEXEC));
@@ -83,6 +94,10 @@ std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
     return std::nullopt;
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
+  if (is_memory_ && !leaves_a_reserve(whole_pages)) {
+    refusal_ = ENOMEM;
+    return std::nullopt;
+  }
   const int error = reserve(fd(), size_bytes_, whole_pages);
   if (error == 0) {
     const Range range{size_bytes_, whole_pages};

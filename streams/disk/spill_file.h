@@ -36,7 +36,8 @@ class SpillFile final : public Backing {
   // Extends the file by `bytes`, rounded up to whole pages, right behind the earlier range. The blocks are reserved on
   // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
   // that cannot reserve, a full disk fails the write.
-  // nullopt when the limit of the disk, the quota or the process's file size limit is reached: see refusal(). Throws
+  // nullopt when the limit of the disk, the quota or the process's file size limit is reached, and where the file lies
+  // in memory, unless leaves_a_reserve() in system_memory.h: see refusal(). Throws
   // std::system_error for anything else.
   std::optional<Range> grow(std::size_t bytes) override;
 
@@ -60,6 +61,7 @@ class SpillFile final : public Backing {
 
   const std::filesystem::path folder_;
   const FileDescriptor fd_;
+  const bool is_memory_;
   const std::size_t memory_alignment_;
   std::uint64_t size_bytes_ = 0;  // only grow uses it
   std::atomic<int> refusal_{0};   // an errno

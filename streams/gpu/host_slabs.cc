@@ -72,8 +72,7 @@ HostSlabs::~HostSlabs() {
 }
 
 std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
-  const SystemMemory memory = read_system_memory();
-  if (bytes >= refused_bytes_ || memory.available_bytes < bytes + memory.total_bytes / 16) {
+  if (bytes >= refused_bytes_ || !leaves_a_reserve(bytes)) {
     return std::nullopt;
   }
   // Two huge pages more than asked for: room to align the start, and a gap behind the end.

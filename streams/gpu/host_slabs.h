@@ -28,9 +28,8 @@ class HostSlabs final : public Backing {
   HostSlabs(const HostSlabs&) = delete;
   HostSlabs& operator=(const HostSlabs&) = delete;
 
-  // nullopt where the system refuses, and where less than a sixteenth of the memory that this process may use would be
-  // left free. A forked child does not have the slabs.
-  // Slabs never touch, so no lease spans two registrations.
+  // nullopt where the system refuses, and unless leaves_a_reserve() in system_memory.h. A forked child does not have
+  // the slabs. Slabs never touch, so no lease spans two registrations.
   std::optional<Range> grow(std::size_t bytes) override;
 
  private:

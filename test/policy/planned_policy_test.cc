@@ -33,8 +33,9 @@ std::vector<Decision> decided(PlannedPolicy& policy, const Step& step) {
   return decisions;
 }
 
-// A step in which copies hide behind compute, and so cost nothing, and recomputing does.
-StepRecord record_of(const Step& step) {
+// A step in which copies hide behind compute, and so cost nothing, and recomputing does. `afterwards`: the other memory
+// once all storages are released.
+StepRecord record_of(const Step& step, std::uint64_t afterwards = 0) {
   StepRecord record;
   double now = 0;
   for (const Storage& storage : step) {
@@ -49,16 +50,20 @@ StepRecord record_of(const Step& step) {
     storage->needed_ms = now;
     storage->released_ms = now + 1000;
   }
-  record.end_ms = now + 1000;
+  record.other.push_back({now + 1500, afterwards});
+  record.end_ms = now + 2000;
   return record;
 }
 
+// Of 1000 bytes, so many that no step is taken to fit whole, though a plan keeps all storages.
+constexpr std::uint64_t kNearlyAll = 990;
+
 // Records the step until it is planned.
-void teach(PlannedPolicy& policy, const Step& step) {
+void teach(PlannedPolicy& policy, const Step& step, std::uint64_t afterwards = 0) {
   for (int i = 0; i < PlannedPolicy::kRecordedSteps; ++i) {
     decided(policy, step);
     REQUIRE(policy.recorded_step());
-    policy.learn(*policy.recorded_step(), record_of(step));
+    policy.learn(*policy.recorded_step(), record_of(step, afterwards));
   }
 }
 
@@ -221,7 +226,7 @@ TEST_CASE("a record that comes when the next step has begun is learned from") {
 
 TEST_CASE("a step that strays from its plan takes the least memory from there on, and the next one is recorded") {
   PlannedPolicy policy = with_room_for(1000);
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   const Storage odd = GENERATE(Storage{21, Recompute::kMemoryBound}, Storage{21},
                                Storage{20, Recompute::kMemoryBound, "SiluBackward0"});
   const Step other{{10}, odd, {30}};
@@ -235,10 +240,46 @@ TEST_CASE("a step that strays from its plan takes the least memory from there on
 
 TEST_CASE("a step longer than its plan strays, and a shorter one does not") {
   PlannedPolicy policy = with_room_for(1000);
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   CHECK(decided(policy, {{10}, {20, Recompute::kMemoryBound}}) == std::vector{kKeep, kKeep});
   CHECK(decided(policy, {{10}, {20, Recompute::kMemoryBound}, {30}, {40}}) ==
         std::vector{kKeep, kKeep, kKeep, kOffload});
+}
+
+TEST_CASE("steps that are never alike are left alone as far as they fit whole") {
+  PlannedPolicy policy = with_room_for(100);
+  for (std::uint64_t i = 0; i < PlannedPolicy::kRecordedSteps; ++i) {
+    const Step step{{10 + i}, {20}};
+    CHECK(decided(policy, step) == std::vector{kOffload, kOffload});
+    policy.learn(*policy.recorded_step(), record_of(step, /*afterwards=*/40));
+  }
+  CHECK(decided(policy, {{12}, {20}}) == std::vector{kKeep, kKeep});
+  CHECK(policy.recorded_step() == std::nullopt);
+  CHECK(decided(policy, {{20}, {20, Recompute::kMemoryBound}, {6}}) == std::vector{kKeep, kKeep, kOffload});
+  CHECK(decided(policy, {{12}, {20}}) == std::vector{kOffload, kOffload});
+  CHECK(policy.recorded_step());
+}
+
+TEST_CASE("steps that are never alike move where what was recorded would not fit whole, and where there is no budget") {
+  const Goal goal = GENERATE(Goal(DeviceBytes{69}), Goal(Slowdown{1}), Goal(LeastMemory{}));
+  PlannedPolicy policy(goal, kUnlimited, kOneByteEachMs, 1);
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    const Step step{{10 + i}, {20}};
+    CHECK(decided(policy, step) == std::vector{kOffload, kOffload});
+    REQUIRE(policy.recorded_step());
+    policy.learn(*policy.recorded_step(), record_of(step, /*afterwards=*/40));
+  }
+}
+
+TEST_CASE("a step that strays and fits whole is left alone, and the next ones follow their plans") {
+  PlannedPolicy policy = with_room_for(100);
+  teach(policy, kThree);
+  CHECK(decided(policy, {{10}, {21}, {30}}) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(policy.plan() != nullptr);
+  CHECK(decided(policy, {{10}, {21}, {70}}) == std::vector{kKeep, kKeep, kOffload});
+  CHECK(decided(policy, kThree) == std::vector{kOffload, kRecompute, kOffload});
+  CHECK(policy.recorded_step());
 }
 
 TEST_CASE("plans are kept side by side") {
@@ -257,9 +298,9 @@ TEST_CASE("plans are kept side by side") {
 TEST_CASE("a step that begins like two plans follows the last used one, and then its own") {
   PlannedPolicy policy = with_room_for(1000);
   const Step longer{{10}, {20, Recompute::kMemoryBound}, {60}};
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   decided(policy, longer);
-  teach(policy, longer);
+  teach(policy, longer, kNearlyAll);
   CHECK(decided(policy, kThree) == std::vector{kKeep, kKeep, kKeep});
   CHECK(policy.plan()->decisions.size() == 3);
   CHECK(policy.plan()->predicted.kept_bytes == 60);
@@ -284,7 +325,7 @@ TEST_CASE("steps that take turns are all planned in the end") {
 
 TEST_CASE("a step that never comes again is not waited for without end") {
   PlannedPolicy policy = with_room_for(1000);
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   decided(policy, {{11}});
   int recorded = 0;
   for (int i = 0; i < 20; ++i) {
@@ -300,7 +341,7 @@ TEST_CASE("the plan that was not used for longest is forgotten") {
   for (std::uint64_t i = 0; i <= PlannedPolicy::kMaxPlans; ++i) {
     const Step step{{100 + i}};
     decided(policy, step);
-    teach(policy, step);
+    teach(policy, step, kNearlyAll);
   }
   CHECK(decided(policy, {{101}}) == std::vector{kKeep});
   CHECK(decided(policy, {{100}}) == std::vector{kOffload});
@@ -411,9 +452,9 @@ TEST_CASE("the last plan comes with what it was made from") {
 TEST_CASE("the last plan is the one that was made or followed last") {
   PlannedPolicy policy = with_room_for(1000);
   const Step longer{{12}, {20}, {30}, {40}};
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   decided(policy, longer);  // strays, so that the next is recorded
-  teach(policy, longer);
+  teach(policy, longer, kNearlyAll);
   CHECK(policy.last_plan()->signature.size() == 4);
   decided(policy, kThree);
   CHECK(policy.last_plan()->signature.size() == 3);
@@ -422,11 +463,11 @@ TEST_CASE("the last plan is the one that was made or followed last") {
 TEST_CASE("a step that is only recorded leaves the last plan as it was") {
   PlannedPolicy policy = with_room_for(1000);
   const Step longer{{12}, {20}, {30}, {40}};
-  teach(policy, kThree);
+  teach(policy, kThree, kNearlyAll);
   decided(policy, longer);
   decided(policy, longer);
   REQUIRE(policy.recorded_step());
-  policy.learn(*policy.recorded_step(), record_of(longer));
+  policy.learn(*policy.recorded_step(), record_of(longer, kNearlyAll));
   REQUIRE(policy.last_plan());
   CHECK(policy.last_plan()->signature.size() == 3);
 }

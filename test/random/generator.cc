@@ -29,6 +29,7 @@ struct Style {
   std::size_t return_chance;  // percent of lines whose backward returns what was saved
   std::size_t data_chance;    // percent of lines that give tensors other memory
   bool regions;               // checkpointed ones, whose inputs nobody may write to
+  bool foreign_hooks;         // of the program's own, which check no versions
 };
 
 bool usable(const at::Tensor& tensor) {
@@ -97,7 +98,8 @@ class ThreadWriter {
     } else if (dice < 90) {
       make(random_.one_of(std::array{"leaf", "leaf", "leaf", "constant", "shared"}));
     } else if (dice < 94) {
-      scope(random_.one_of(std::array{"guard", "guard", "no_op", "no_grad", "leave", "leave", "leave", "leave"}));
+      const char* const other = style_.foreign_hooks ? "foreign" : "no_grad";
+      scope(random_.one_of(std::array{"guard", "guard", "no_op", other, "leave", "leave", "leave", "leave"}));
     } else {
       backward(/*last=*/false);
     }
@@ -132,7 +134,7 @@ class ThreadWriter {
 
   void scope(const char* name) {
     Instruction line = new_line(operation(name));
-    line.numbers[0] = static_cast<std::uint32_t>(random_.percent(80) ? 0 : 1);
+    line.numbers[0] = static_cast<std::uint32_t>(random_.percent(80) ? 0 : 1 + random_.below(3));
     interpreter_.step(line);
     lines_.push_back(std::move(line));
   }
@@ -271,7 +273,9 @@ Style random_style(Random& random) {
   style.writes_gradients = random.percent(60);
   style.return_chance = random.percent(50) ? 8 : 0;
   style.data_chance = random.percent(20) ? 6 : 0;
-  style.regions = style.write_chance == 0 && style.data_chance == 0 && random.percent(40);
+  const bool is_written = style.write_chance > 0 || style.data_chance > 0;
+  style.regions = !is_written && random.percent(40);
+  style.foreign_hooks = !is_written && random.percent(30);
   return style;
 }
 

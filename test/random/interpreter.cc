@@ -191,14 +191,32 @@ bool Interpreter::is_guarded() const {
   return false;
 }
 
+// Regions of ebb's and of the program's own, alone and in one another.
 at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& operands) const {
+  constexpr std::uint32_t kWays = 3;
   const auto function = [run = line.operation->run, numbers = line.numbers](const Tensors& x) {
-    return Tensors{run(x, numbers)};
+    return run(x, numbers);
   };
-  return (ground_.offloaders.empty()
-              ? function(operands)
-              : checkpoint(function, operands, line.id % 2 == 0 ? EarlyStop::kYes : EarlyStop::kNo))
-      .front();
+  const std::uint32_t inner = line.numbers[2] / kWays;
+  return in_region(inner < kWays ? in_region(function, inner, line.id) : function, line.numbers[2] % kWays,
+                   line.id)(operands);
+}
+
+RegionFunction Interpreter::in_region(RegionFunction function, std::uint32_t how, int id) const {
+  if (how == 0) {
+    return [function = std::move(function), plain = ground_.offloaders.empty(), id](const Tensors& inputs) {
+      const auto inside = [function](const Tensors& x) {
+        const ForeignScope innermost(nullptr);
+        return Tensors{function(x)};
+      };
+      return (plain ? inside(inputs) : checkpoint(inside, inputs, id % 2 == 0 ? EarlyStop::kYes : EarlyStop::kNo))
+          .front();
+    };
+  }
+  const auto by = how == 1 ? &checkpoint_by_hooks : &checkpoint_by_reentry;
+  return [function = std::move(function), by, calls = calls_](const Tensors& inputs) {
+    return by(function, inputs, calls);
+  };
 }
 
 // Graphs of `x` that have gone backward, every other one to go backward again, and between them some that never do.
@@ -274,13 +292,20 @@ void Interpreter::scope(const Instruction& line) {
     }
   } else if (line.operation->name == "no_grad") {
     scopes_.push_back({line.operation->name, std::make_unique<at::NoGradGuard>()});
-  } else if (plain) {
-    scopes_.push_back({line.operation->name, {}});
-  } else if (line.operation->name == "no_op") {
-    scopes_.push_back({line.operation->name, std::make_unique<NoOpGuard>()});
+  } else if (line.operation->name == "foreign") {
+    Foreign foreign{foreign_hooks(line.numbers[0], calls_), nullptr};
+    foreign.scope = std::make_unique<ForeignScope>(foreign.hooks.get());
+    scopes_.push_back({line.operation->name, std::move(foreign)});
   } else {
-    Offloader& offloader = *ground_.offloaders[line.numbers[0] % ground_.offloaders.size()];
-    scopes_.push_back({line.operation->name, std::make_unique<OffloadGuard>(offloader)});
+    Scope& scope = scopes_.emplace_back(Scope{line.operation->name, {}, std::make_unique<ForeignScope>(nullptr)});
+    if (plain) {
+      return;
+    }
+    if (line.operation->name == "no_op") {
+      scope.held = std::make_unique<NoOpGuard>();
+    } else {
+      scope.held = std::make_unique<OffloadGuard>(*ground_.offloaders[line.numbers[0] % ground_.offloaders.size()]);
+    }
   }
 }
 
@@ -313,6 +338,10 @@ void Interpreter::finish() {
     release(values_.begin()->first);
   }
   crowd_.clear();
+  records_.emplace_back(
+      0, "calls of hooks and regions",
+      at::tensor({static_cast<std::int64_t>(calls_->packs), static_cast<std::int64_t>(calls_->unpacks),
+                  static_cast<std::int64_t>(calls_->runs)}));
   for (auto& [id, leaf] : leaves_) {
     records_.emplace_back(id, "leaf", leaf);
     records_.emplace_back(id, "gradient", leaf.grad());

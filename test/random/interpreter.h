@@ -14,6 +14,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "test/random/foreign_hooks.h"
 #include "test/random/managed_leaves.h"
 #include "test/random/program.h"
 #include "test/random/record.h"
@@ -66,13 +67,19 @@ class Interpreter {
   using Guarded = std::unique_ptr<OffloadGuard>;
   using Unguarded = std::unique_ptr<NoOpGuard>;
   using NoGrad = std::unique_ptr<at::NoGradGuard>;
+  struct Foreign {
+    std::unique_ptr<ForeignHooks> hooks;
+    std::unique_ptr<ForeignScope> scope;
+  };
   struct Scope {
     std::string_view name;
-    std::variant<std::monostate, Guarded, Unguarded, NoGrad> held;  // nothing in plain autograd's run
+    std::variant<std::monostate, Guarded, Unguarded, NoGrad, Foreign> held;  // nothing in plain autograd's run
+    std::unique_ptr<ForeignScope> over_foreign = nullptr;                    // of guard and no_op
   };
 
   at::Tensor run(const Instruction& line);
   at::Tensor run_region(const Instruction& line, const Tensors& operands) const;
+  [[nodiscard]] RegionFunction in_region(RegionFunction function, std::uint32_t how, int id) const;
   at::Tensor crowd(const Instruction& line, const at::Tensor& x);
   void write_gradients(const Instruction& line);
   at::Tensor make(const Instruction& line);
@@ -100,6 +107,7 @@ class Interpreter {
   std::map<int, at::Tensor> values_;
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
+  const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
   std::vector<Scope> scopes_;
   std::vector<Record> records_;
 };

@@ -21,6 +21,7 @@ Operations all_operations() {
       {"guard", Kind::kScope, 0},
       {"no_op", Kind::kScope, 0},
       {"no_grad", Kind::kScope, 0},
+      {"foreign", Kind::kScope, 0},
       {"leave", Kind::kScope, 0},
       {"backward", Kind::kBackward, 1},
       {"grad", Kind::kBackward, 1},

@@ -22,9 +22,9 @@ enum class Kind : std::uint8_t {
   kWrite,     // writes into its first operand and returns it
   kReturn,    // as kCompute; its backward returns what it has saved, so that its first operand had best be a leaf
   kData,      // gives a tensor other memory behind autograd's back
-  kRegion,    // as kCompute, run by the interpreter in a checkpointed region
+  kRegion,    // as kCompute, run by the interpreter in a checkpointed region, of ebb's or of the program's own
   kMake,      // a tensor from nothing: leaf, constant, shared. Run by the interpreter, as all that follow
-  kScope,     // guard, no_op, no_grad, and leave, which ends the innermost of them
+  kScope,     // guard, no_op, no_grad, foreign, and leave, which ends the innermost of them
   kCrowd,     // many graphs of its first operand, which stay to the thread's end
   kGradient,  // writes into the gradients of all leaves and records all that is alive
   kBackward,  // autograd over earlier results

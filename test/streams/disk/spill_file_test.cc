@@ -1,3 +1,4 @@
+#include "streams/base/system_memory.h"
 #include "streams/disk/spill_file.h"
 
 #include <fcntl.h>
@@ -161,6 +162,22 @@ TEST_CASE("a file size limit stops a spill file without a signal, and raising it
   REQUIRE(after.has_value());
   CHECK(after->address == 2 * kMiB);
   CHECK_FALSE(file.refusal());
+}
+
+TEST_CASE("a spill file in memory leaves the system a reserve, and grows on within that") {
+  const std::unique_ptr<SpillFile> file = SpillFile::in_memory();
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit limited = before;
+  limited.rlim_cur = 2 * kMiB;  // a file that leaves no reserve would otherwise take the machine's memory
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
+  const auto refused = file->grow(read_system_memory().available_bytes);
+  const std::error_code refusal = file->refusal();
+  const auto within = file->grow(kMiB);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK_FALSE(refused.has_value());
+  CHECK(refusal == std::errc::not_enough_memory);
+  CHECK(within.has_value());
 }
 
 TEST_CASE("a size that no file can have is refused and not wrapped around") {
