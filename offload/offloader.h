@@ -64,6 +64,11 @@ class Offloader {
   }
   void exclude(const at::Tensor& tensor);
 
+  // Says that the program takes the memory of parameters away between their uses and fills memory again, as FSDP does.
+  // Under a budget, what an operation computes from such a parameter then moves or stays, and is not recomputed. (A
+  // policy that recomputes is the program's own choice: there, backward raises an error if the memory has gone.)
+  void parameters_may_be_sharded();
+
   // Keeps the bytes of these tensors' storages in host memory, or without a GPU in the spill file, and has them on the
   // device around their uses only, within Parameters::device_bytes. The tensors stay what they are: every operation on
   // them or on their future views finds the bytes, in a step and outside of one, and what an operation writes is kept.

@@ -98,8 +98,9 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 // are updated in parts of so many, or of one row, and have their states in such parts, each of which comes and goes by
 // itself.
 //
-// A weight that the program writes after the first step is overwritten by its master: load weights before that, or with
-// the states. Parameters of groups that are added later are updated in step().
+// A weight that the program writes, by whatever means, counts: each update first takes the weight's value wherever the
+// master does not round to it. So weights may be loaded before the states, or after them. Parameters of groups that are
+// added later are updated in step().
 //
 // Learning-rate schedulers, parameter groups and the norm's clipping are those of LibTorch. An archive of save() has
 // copies of all states in host memory until it is written.

@@ -175,6 +175,12 @@ void Offloader::exclude(const at::Tensor& tensor) {
   }
 }
 
+void Offloader::parameters_may_be_sharded() {
+  if (const auto& runtime = this->runtime()) {
+    runtime->decider().leaves_may_be_sharded();
+  }
+}
+
 c10::Device Offloader::device() const { return resolve(device_); }
 
 void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters& how) {

@@ -8,6 +8,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "offload/optimizer/parts.h"
+
 namespace ebb {
 namespace {
 
@@ -38,6 +40,9 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
     const at::Tensor piece_target = piece(target);
     const at::Tensor piece_gradient =
         is_converted ? converted.narrow(0, 0, size).copy_(piece(gradient)) : piece(gradient);
+    if (result.defined()) {
+      follow_weight(piece_target, piece(result));
+    }
     rule.update_fused({piece_target, piece_gradient, piece_states, rows.step, rows.has_new_states}, options);
     if (result.defined()) {
       piece(result).copy_(piece_target);

@@ -31,7 +31,7 @@ bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
       parameter, others,
       [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
                                                                                  const std::vector<at::Tensor>& taken) {
-        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
+        update_postponed(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
       },
       target_use_of(update, parts));
 }

@@ -51,6 +51,9 @@ void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part&
     update_on_cpu(update.rule, {target, gradient, part, update.step, update.has_new_states}, rounded, *update.options);
     return;
   }
+  if (has_master) {
+    follow_weight(target, rows);
+  }
   const at::Tensor in_targets_type = has_master ? gradient.to(at::kFloat) : gradient;
   update.rule.update({target, in_targets_type, part, update.step, update.has_new_states}, *update.options);
   if (has_master) {
@@ -108,6 +111,17 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
   }
 }
 
+// What stands in for a parameter that has ended has no values; the masters have them.
+void give_stand_in_values(const at::Tensor& target, const std::vector<Part>& parts, const UpdateRule& rule) {
+  if (is_managed(target) || !parts.front().contains(kMaster)) {
+    return;
+  }
+  const std::vector<RowRange> ranges = ranges_of(target, parts, rule);
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    ranges[i].of(target).copy_(parts[i].at(kMaster));
+  }
+}
+
 // As operations on the parameter do; LibTorch's fused kernels do not.
 void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_version(parameter); }
 
@@ -150,6 +164,12 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
   }
 }
 
+void update_postponed(const at::Tensor& target, const at::Tensor& gradient, const std::vector<Part>& parts,
+                      const Update& update, UpdateOn update_on) {
+  give_stand_in_values(target, parts, update.rule);
+  update_now(target, gradient, parts, update, update_on);
+}
+
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
                                                     const std::vector<Part>& parts, const Update& update) {
@@ -167,7 +187,9 @@ std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
           return;
         }
         const at::Tensor& from = copy == nullptr ? taken.front() : *on_device;
-        update_parts(target, from, as_parts(taken, copy == nullptr ? 1 : 0, names, count), update, UpdateOn::kCpu);
+        const std::vector<Part> parts = as_parts(taken, copy == nullptr ? 1 : 0, names, count);
+        give_stand_in_values(target, parts, update.rule);
+        update_parts(target, from, parts, update, UpdateOn::kCpu);
       },
       target_use_of(update, parts), prepare);
 }

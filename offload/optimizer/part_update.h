@@ -35,6 +35,10 @@ struct Update {
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on);
 
+// As update_now, for an update that was put off: `target` may stand in for a parameter that has ended.
+void update_postponed(const at::Tensor& target, const at::Tensor& gradient, const std::vector<Part>& parts,
+                      const Update& update, UpdateOn update_on);
+
 // Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that is not managed; otherwise
 // null. Returns null, and has done nothing, where the update cannot be put off.
 [[nodiscard]] std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,

@@ -82,6 +82,10 @@ bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const Upd
   return has_new_states;
 }
 
+void follow_weight(const at::Tensor& master, const at::Tensor& weight) {
+  master.copy_(at::where(master.to(weight.scalar_type()).eq(weight), master, weight.to(master.scalar_type())));
+}
+
 void append_tensors(const Part& part, std::vector<at::Tensor>& to) {
   for (const auto& [name, tensor] : part) {
     to.push_back(tensor);

@@ -45,6 +45,9 @@ struct RowRange {
 bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const UpdateRule& rule,
                 const torch::optim::OptimizerOptions& options);
 
+// Has a master take the weight's value wherever the master does not round to it: the program has written the weight.
+void follow_weight(const at::Tensor& master, const at::Tensor& weight);
+
 void append_tensors(const Part& part, std::vector<at::Tensor>& to);
 [[nodiscard]] std::vector<std::string> names_of(const Part& part);
 

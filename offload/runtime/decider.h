@@ -39,6 +39,15 @@ class Decider {
   // The policy is not asked about storages with fewer bytes.
   [[nodiscard]] std::uint64_t least_bytes() const { return least_bytes_; }
 
+  // Whether `decide` may be given this recipe.
+  [[nodiscard]] virtual bool may_compute(const GraphRecipe& /*recipe*/) { return true; }
+
+  // Called when a guard ends.
+  virtual void guard_ended() {}
+
+  // From now on the memory of leaves may be taken away between their uses: FSDP, ZeRO.
+  virtual void leaves_may_be_sharded() {}
+
   // Whether `decide` is to be given recipes.
   [[nodiscard]] bool needs_recipes() const { return needs_recipes_; }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "offload/planning/plan_lifecycle.h"
+#include "offload/recompute/leaf_memory.h"
 #include "offload/runtime/decider.h"
 
 namespace ebb {
@@ -21,6 +22,10 @@ class PlanDecider final : public Decider {
   PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> lifecycle, Steps& steps,
               Residency& residency);
   ~PlanDecider() override;
+
+  [[nodiscard]] bool may_compute(const GraphRecipe& recipe) override { return leaf_memory_.stays(recipe); }
+  void guard_ended() override { leaf_memory_.look(); }
+  void leaves_may_be_sharded() override { leaf_memory_.may_be_sharded(); }
 
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
     return DeviceAccount::Held::What::kPassedThroughBesidePlan;
@@ -61,6 +66,7 @@ class PlanDecider final : public Decider {
                                                  SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   const std::unique_ptr<PlanLifecycle> lifecycle_;
+  LeafMemory leaf_memory_;
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);  // whose bound plans set; null for none
   // While the lock is held, so that the set does not end under the lock; let go of by decided().
   std::shared_ptr<ManagedSet> held_ EBB_GUARDED_BY(policy_mutex_);

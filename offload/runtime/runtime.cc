@@ -151,6 +151,9 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
                     Start start) {
   const std::uint64_t bytes = saved->bytes();
   std::unique_ptr<GraphRecipe> recipe = decider_->needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
+  if (recipe != nullptr && !decider_->may_compute(*recipe)) {
+    recipe = nullptr;
+  }
   const Decision decision = decider_->decide(tensor, *saved, step, recipe.get());
   if (decision == Decision::kRecompute && recipe != nullptr) {
     residency_.ledger().count_dropped(bytes);

@@ -10,6 +10,7 @@
 
 #include "offload/base/autograd_info.h"
 #include "offload/base/managed_key.h"
+#include "offload/residency/residency.h"
 #include "offload/tensors/remembered_tensor.h"
 
 namespace ebb {
@@ -31,6 +32,10 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor, const AutogradInfo& i
   }
   const auto& made_by = info.grad_fn();
   return made_by != nullptr && !is_custom(*made_by) && made_by->sequence_nr() + 1 < at::sequence_number::peek();
+}
+
+bool is_of_leaf(const at::Tensor& tensor, const AutogradInfo& info) {
+  return tensor.has_storage() && (info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf()));
 }
 
 // The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
@@ -71,6 +76,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> 
 SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info)
     : version_(saved, info),
       handing_(handing_of(info)),
+      is_of_leaf_(ebb::is_of_leaf(saved, info)),
       base_(base_of(saved, info, handing_)),
       tensor_(held(saved, info, handing_, lent_from())),  // lent_from() reads members that are set by now
       memory_(memory_of(saved)) {}
@@ -85,6 +91,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std:
 SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
     : version_(other.version_),
       handing_(other.handing_),
+      is_of_leaf_(other.is_of_leaf_),
       base_(other.base_),
       tensor_(std::move(tensor)),
       memory_(other.memory_) {}

@@ -56,6 +56,9 @@ class SavedTensor {
   // The storage that has the bytes, if they may leave the device; else null.
   [[nodiscard]] SavedStorage* storage() const { return use_ ? use_->storage().get() : nullptr; }
 
+  // Whether ebb holds no bytes for the save, because a leaf, of which this is a view if it is another tensor, has them.
+  [[nodiscard]] bool is_of_leaf() const { return is_of_leaf_; }
+
   // How many recipes have to be run one inside the other to have the bytes.
   [[nodiscard]] int recipe_depth() const;
 
@@ -77,6 +80,7 @@ class SavedTensor {
 
   const VersionCheck version_;
   const Handing handing_;
+  const bool is_of_leaf_ = false;
   const WeakTensor base_;  // a view's base, which a SavedVariable would hold: Note [Lent tensors]
   const at::Tensor tensor_;
   const Memory memory_;  // empty where a storage has the bytes

@@ -171,8 +171,12 @@ class Offloader:
         self._enabled = enabled
         self._core = _core.Offloader(options)
         self._here = threading.local()
+        self._is_distributed = False
 
     def __enter__(self) -> Self:
+        if not self._is_distributed and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._is_distributed = True
+            self._core.parameters_may_be_sharded()
         guard = _core.OffloadGuard(self._core)
         try:
             self._here.guards.append(guard)

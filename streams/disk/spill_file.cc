@@ -15,6 +15,7 @@
 
 #include "streams/base/aligned_memory.h"
 #include "streams/base/fault_point.h"
+#include "streams/base/system_memory.h"
 
 namespace ebb {
 

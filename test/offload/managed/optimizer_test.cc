@@ -228,6 +228,37 @@ TEST_CASE("ebb's optimizers have the bits of LibTorch's, and of float32 masters"
   }
 }
 
+// A weight after three updates with the same gradient. `writes`: the program sets the first row to zero before the
+// last.
+at::Tensor weight_after_three(bool writes, bool is_managed, UpdateIn update_in, UpdateOn update_on) {
+  Rig rig(late_without_stash());
+  at::Tensor weight = at::linspace(1, 2, kWidth * kWidth).view({kWidth, kWidth}).to(at::kBFloat16).requires_grad_();
+  if (is_managed) {
+    rig.offloader().manage({weight}, within(0));
+  }
+  AdamW optimizer({weight}, torch::optim::AdamWOptions(0.001), update_in, update_on);
+  for (int step = 0; step < 3; ++step) {
+    if (writes && step == 2) {
+      const at::NoGradGuard no_grad;
+      weight.narrow(0, 0, 1).zero_();
+    }
+    torch::autograd::backward({(weight * 0.5).sum()});
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return weight.detach().clone();
+}
+
+TEST_CASE("a bfloat16 weight that the program writes counts, and the master keeps what was not written", "[managed]") {
+  const UpdateIn update_in = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse, UpdateIn::kBackward);
+  const UpdateOn update_on = GENERATE(UpdateOn::kDevice, UpdateOn::kCpu);
+  const bool is_managed = GENERATE(false, true);
+  const at::Tensor left_alone = weight_after_three(false, is_managed, update_in, update_on);
+  const at::Tensor written = weight_after_three(true, is_managed, update_in, update_on);
+  CHECK(written.narrow(0, 1, kWidth - 1).equal(left_alone.narrow(0, 1, kWidth - 1)));
+  CHECK(written.narrow(0, 0, 1).abs().max().item<float>() < 0.01F);
+}
+
 // Weights after some steps, each of one backward pass.
 Tensors train_without_accumulation(const Tensors& weights, torch::optim::Optimizer& optimizer, int first, int last) {
   for (int step = first; step < last; ++step) {

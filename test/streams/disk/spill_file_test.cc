@@ -1,4 +1,3 @@
-#include "streams/base/system_memory.h"
 #include "streams/disk/spill_file.h"
 
 #include <fcntl.h>
@@ -20,6 +19,7 @@
 #include <catch2/catch.hpp>
 
 #include "streams/base/aligned_memory.h"
+#include "streams/base/system_memory.h"
 #include "streams/disk/io_queue.h"
 #include "test/streams/disk/io_testing.h"
 #include "test/streams/disk/temporary_folder.h"
