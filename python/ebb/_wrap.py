@@ -15,7 +15,9 @@ from ebb._offloader import Offloader, no_offload
 
 HEADS = ("lm_head", "output", "head", "classifier")
 
-_FORWARDS_PER_EXCLUSION = 64  # finding a model's tensors takes about as long as a hundredth of its forward
+_FORWARDS_PER_EXCLUSION = 64  # an exclusion takes up to a tenth of the time of a forward with small tensors
+
+_EXPORT = "export ebb.unwrap(model), or ebb.unwrap(copy.deepcopy(model)) if the model is to stay wrapped"
 
 _Guard = Offloader | no_offload
 
@@ -33,7 +35,7 @@ def _called_modules() -> list[torch.nn.Module]:
     return modules
 
 
-@dataclass
+@dataclass(slots=True)
 class _Forward:
     module: torch.nn.Module
     place: int  # the same for a module and its deep copies
@@ -75,7 +77,7 @@ class _Forwards(threading.local):
 
     def end_this(self, module: torch.nn.Module) -> None:
         """Ends the forward of the module that the thread is about to leave."""
-        if self._begun(module) > 1:  # the innermost may have been cut off in this one
+        if len(self.stack) > 1 and self._begun(module) > 1:  # the innermost may have been cut off in this one
             self.end_those_cut_off()
         self.end(module)
 
@@ -92,14 +94,14 @@ class _Hook:
 
     def __init__(self, forwards: _Forwards, function: Callable[..., None]) -> None:
         self.forwards = forwards
-        self._function = torch.compiler.disable(function)
+        self._function = torch.compiler.disable(function, reason=f"ebb.wrap added it; {_EXPORT}")
 
     def __call__(self, *arguments: Any) -> None:
         self._function(*arguments)
 
     @property
     def __name__(self) -> str:  # torch.jit.script asks
-        raise AttributeError("ebb: TorchScript cannot compile a wrapped model; ebb.unwrap(model), or a deep copy, before")
+        raise AttributeError(f"ebb: TorchScript cannot compile what ebb.wrap added; {_EXPORT}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Hook":
         return self
@@ -129,8 +131,9 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
 
         offloader = ebb.wrap(model, device_budget="24GB")
 
-    keep: names of modules whose saves stay, and so do those of whatever the module around them computes after them:
-    the loss, where that is computed by the model. (Only the module's own, if the one around it is a list or a dict.)
+    keep: names of modules whose saves stay, and so do those of whatever the module around them, or else the model,
+    computes after them: the loss, where that is computed by the model. (Only the module's own, if the one around it is
+    a list or a dict.)
     The end of a name will do, from a dot on: "lm_head" for "module.lm_head". None: those that are named lm_head,
     output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []: nothing is kept.
     ValueError for a name that the model does not have, or that is the end of several.
@@ -213,8 +216,8 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
         torch.jit.script(ebb.unwrap(copy.deepcopy(model)))    # and the model stays wrapped
 
     A forward that this thread is in goes on without a guard; no other thread may be in one. Nothing happens to a model
-    that is not wrapped, nor to deep copies. What has been saved and what is managed stays the offloader's. What
-    torch.compile has made of the wrapped model is guarded as before: compile again, after torch.compiler.reset().
+    that is not wrapped, nor to deep copies. What has been saved and what is managed stays the offloader's. Any number
+    of wraps ends, whichever part of the model each was given.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: unwrap() got {type(model).__name__}, and needs a torch.nn.Module")

@@ -579,18 +579,53 @@ def test_unwrap_ends_a_guard_that_is_on():
     assert unguarded(offloader)
 
 
+@pytest.mark.parametrize("order", ["compiled, then wrapped", "wrapped, then compiled"])
+def test_unwrap_ends_what_is_compiled(order):
+    torch._dynamo.reset()
+    model = new_model().eval()
+    called = torch.compile(model, backend="eager")
+    offloader = ebb.wrap(called if order == "compiled, then wrapped" else model, **EVERYTHING)
+    called(data()).sum().backward()
+    saved = offloader.stats().saved.tensors
+    assert saved > 0
+    ebb.unwrap(called)(data()).sum().backward()
+    assert offloader.stats().saved.tensors == saved
+    assert unguarded(offloader)
+    torch._dynamo.reset()
+
+
 def test_unwrap_takes_modules():
     with pytest.raises(TypeError, match="unwrap"):
         ebb.unwrap(ebb.Offloader(**EVERYTHING))
 
 
-def test_torchscript_of_a_wrapped_model_says_what_to_do():
-    model = new_model()
+@pytest.mark.parametrize(
+    "export", [torch.jit.script, lambda model: torch.export.export(model, (data(),), strict=True).module()]
+)
+def test_exports_that_compile_hooks_say_what_to_do(export):
+    torch._dynamo.reset()
+    model = new_model().eval()
     ebb.wrap(model, **EVERYTHING)
-    with pytest.raises(AttributeError, match="unwrap"):
-        torch.jit.script(model)
-    torch.jit.script(ebb.unwrap(copy.deepcopy(model)))
-    assert torch.equal(torch.jit.trace(model.eval(), data())(data()), model(data()))
+    with pytest.raises((AttributeError, torch._dynamo.exc.Unsupported), match=r"ebb\.unwrap\(model\)"):
+        export(model)
+    with torch.no_grad():
+        assert torch.equal(export(ebb.unwrap(copy.deepcopy(model)))(data()), model(data()))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        lambda model: torch.jit.trace(model, data()),
+        lambda model: torch.export.export(model, (data(),), strict=False).module(),
+    ],
+)
+def test_exports_that_run_hooks_take_a_wrapped_model(export):
+    model = new_model().eval()
+    offloader = ebb.wrap(model, **EVERYTHING)
+    with torch.no_grad():
+        assert torch.equal(export(model)(data()), model(data()))
+    assert unguarded(offloader)
 
 
 class Lora(torch.nn.Module):
