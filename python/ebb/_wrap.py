@@ -67,7 +67,10 @@ class _Forwards(threading.local):
                 return True
 
     def end_those_cut_off(self, begins: torch.nn.Module | None = None) -> None:
-        """Ends what KeyboardInterrupt has cut off: the innermost forwards that are not on the call stack. `begins` is."""
+        """Ends the innermost forwards that are not on the call stack: KeyboardInterrupt has cut them off.
+
+        begins: a module that is on the call stack once more than its forwards are here.
+        """
         called = _called_modules() if self.stack else []
         while self.stack:
             module = self.stack[-1].module
@@ -133,10 +136,9 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
 
     keep: names of modules whose saves stay, and so do those of whatever the module around them, or else the model,
     computes after them: the loss, where that is computed by the model. (Only the module's own, if the one around it is
-    a list or a dict.)
-    The end of a name will do, from a dot on: "lm_head" for "module.lm_head". None: those that are named lm_head,
-    output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []: nothing is kept.
-    ValueError for a name that the model does not have, or that is the end of several.
+    a list or a dict.) The end of a name will do, from a dot on: "lm_head" for "module.lm_head". None: those that are
+    named lm_head, output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []:
+    nothing is kept. ValueError for a name that the model does not have, or that is the end of several.
     options: as Offloader's.
 
     The model's parameters and buffers are excluded, whether they are trained or frozen: in the first forward, and in
@@ -206,7 +208,7 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
 
         add_hooks(modules[name], begin_kept)
     if options.get("enabled", True):
-        watch_backward(_warning_of_nothing(model, offloader))
+        watch_backward(offloader, _warning_of_nothing(model))
     return offloader
 
 
@@ -230,18 +232,18 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _warning_of_nothing(model: torch.nn.Module, offloader: Offloader) -> Callable[[], bool]:
+def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader], bool]:
     """For watch_backward: warns once where backward passes reach the model and nothing has been saved under a guard."""
-    model_of, offloader_of = weakref.ref(model), weakref.ref(offloader)
+    model_of = weakref.ref(model)
     passes = 0
 
-    def watch() -> bool:
+    def watch(offloader: Offloader) -> bool:
         nonlocal passes
         passes += 1
         if passes & (passes - 1):  # each look costs; the further apart they are, the less
             return True
-        model, offloader = model_of(), offloader_of()
-        if model is None or offloader is None or not any(_hooks(model)) or offloader.stats().saved.tensors > 0:
+        model = model_of()
+        if model is None or not any(_hooks(model)) or offloader.stats().saved.tensors > 0:
             return False
         if passes < 4 or all(parameter.grad is None for parameter in model.parameters()):
             return True

@@ -1,8 +1,10 @@
 import contextlib
 import copy
+import gc
 import pickle
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -370,6 +372,35 @@ def test_a_child_process_has_none_of_its_parents_warnings():
         assert os.waitpid(child, 0)[1] == 0
         """
     )
+
+
+def test_wraps_leave_nothing_behind():
+    from ebb._backward import _watches
+
+    gc.collect()
+    before = len(_watches)
+    for _ in range(3):
+        ebb.unwrap(model := new_model())
+        ebb.wrap(model, **EVERYTHING)
+        ebb.unwrap(model)
+    assert len(_watches) == before
+    del model
+    offloader = weakref.ref(ebb.wrap(new_model(), **EVERYTHING))
+    gc.collect()
+    assert offloader() is None
+    assert len(_watches) == before
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_model_whose_weights_are_made_by_its_first_forward_is_exact():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.LazyLinear(4))
+    offloader = ebb.wrap(model, keep=[], **EVERYTHING)
+    model(data()).sum().backward()
+    plain = ebb.unwrap(copy.deepcopy(model))
+    plain.zero_grad()
+    plain(data()).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(gradients(model), gradients(plain), strict=True))
+    assert offloader.stats().offloaded.tensors > 0
 
 
 class Teacher(torch.nn.Module):
