@@ -16,6 +16,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
     Offloader      owns the memory, the policy and the statistics; `with offloader:` is a guard
     no_offload     a guard inside of which saves stay
     wrap           guards each forward pass of a model
+    unwrap         ends that
     checkpoint     saves a function's inputs only, and runs the function again in backward
     AdamW          an optimizer whose states live where their parameters do, as are Adam and SGD
     save           writes a checkpoint one tensor at a time
@@ -39,7 +40,7 @@ from ebb._plot import plot
 from ebb._profiler import wrap_profiler as _wrap_profiler
 from ebb._save import save
 from ebb._sgd import SGD
-from ebb._wrap import wrap
+from ebb._wrap import unwrap, wrap
 
 _wrap_backward()
 _wrap_profiler()
@@ -70,5 +71,6 @@ __all__ = [
     "plot",
     "policies",
     "save",
+    "unwrap",
     "wrap",
 ]

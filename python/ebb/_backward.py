@@ -1,5 +1,8 @@
 """Tells ebb where each backward pass begins and ends: Python's engine runs them, and not the one that ebb installs."""
 
+import os
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,13 +11,27 @@ import torch.autograd.graph
 from ebb import _core
 from ebb._wrap_once import wrap_once
 
+_watches: dict[weakref.ref[Any], Callable[[Any], bool]] = {}
+os.register_at_fork(after_in_child=_watches.clear)
+
+
+def watch_backward(owner: Any, watch: Callable[[Any], bool]) -> None:
+    """Calls watch(owner) after each backward pass that did not raise, on its thread, until that returns False or the
+    owner is gone. A forked child does not."""
+    _watches[weakref.ref(owner, lambda gone: _watches.pop(gone, None))] = watch
+
 
 def wrap_backward() -> None:
     """Wraps the function of torch's that every backward pass goes through. Once for the process."""
 
     def make(run: Any) -> Any:
         def _engine_run_backward(*arguments: Any, **named: Any) -> Any:
-            return _core.run_backward(run, *arguments, **named)
+            result = _core.run_backward(run, *arguments, **named)
+            for owner_of, watch in tuple(_watches.items()):
+                owner = owner_of()
+                if owner is not None and not watch(owner):
+                    _watches.pop(owner_of, None)
+            return result
 
         return _engine_run_backward
 

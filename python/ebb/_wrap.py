@@ -1,42 +1,91 @@
-"""ebb.wrap."""
+"""ebb.wrap and ebb.unwrap."""
 
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ebb._backward import watch_backward
 from ebb._offloader import Offloader, no_offload
 
 HEADS = ("lm_head", "output", "head", "classifier")
 
+_FORWARDS_PER_EXCLUSION = 64  # an exclusion takes up to a tenth of the time of a forward with small tensors
+
+_EXPORT = "export ebb.unwrap(model), or ebb.unwrap(copy.deepcopy(model)) if the model is to stay wrapped"
+
 _Guard = Offloader | no_offload
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def _called_modules() -> list[torch.nn.Module]:
+    """The modules on the thread's call stack, once for each of their calls."""
+    modules = []
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _CALL:
+            modules.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return modules
+
+
+@dataclass(slots=True)
+class _Forward:
+    module: torch.nn.Module
+    place: int  # the same for a module and its deep copies
+    guards: list[_Guard]  # that end with it
 
 
 class _Forwards(threading.local):
-    """The forwards that the thread is in, of the modules that have hooks, with the guards that end with each."""
+    """The forwards that the thread is in, of the modules that have hooks."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[torch.nn.Module, list[_Guard]]] = []
+        self.stack: list[_Forward] = []
 
-    def begin(self, module: torch.nn.Module) -> None:
-        self.stack.append((module, []))
+    def begin(self, module: torch.nn.Module, place: int) -> _Forward:
+        self.stack.append(_Forward(module, place, []))
+        return self.stack[-1]
 
-    def guards_of(self, module: torch.nn.Module | None) -> list[_Guard] | None:
-        """Those of the module's innermost forward; None if the thread is in none."""
-        return next((guards for other, guards in reversed(self.stack) if other is module), None)
+    def innermost(self, *places: int) -> _Forward | None:
+        return next((each for each in reversed(self.stack) if each.place in places), None)
 
-    def end(self, module: torch.nn.Module) -> None:
-        """Ends the module's innermost forward, and those inside of it that were cut off."""
-        if self.guards_of(module) is None:  # a forward that failed before its hook
-            return
+    def end(self, module: torch.nn.Module) -> bool:
+        """Ends the module's innermost forward, and those inside of it that were cut off; False if there is none."""
+        if self._begun(module) == 0:  # a forward that failed before its hook
+            return False
         while True:
-            other, guards = self.stack.pop()
-            while guards:
-                guards.pop().__exit__(None, None, None)
-            if other is module:
+            forward = self.stack.pop()
+            while forward.guards:
+                forward.guards.pop().__exit__(None, None, None)
+            if forward.module is module:
+                return True
+
+    def end_those_cut_off(self, begins: torch.nn.Module | None = None) -> None:
+        """Ends the innermost forwards that are not on the call stack: KeyboardInterrupt has cut them off.
+
+        begins: a module that is on the call stack once more than its forwards are here.
+        """
+        called = _called_modules() if self.stack else []
+        while self.stack:
+            module = self.stack[-1].module
+            if self._begun(module) + (module is begins) <= sum(each is module for each in called):
                 return
+            self.end(module)
+
+    def end_this(self, module: torch.nn.Module) -> None:
+        """Ends the forward of the module that the thread is about to leave."""
+        if len(self.stack) > 1 and self._begun(module) > 1:  # the innermost may have been cut off in this one
+            self.end_those_cut_off()
+        self.end(module)
+
+    def _begun(self, module: torch.nn.Module) -> int:
+        return sum(each.module is module for each in self.stack)
 
 
 class _Hook:
@@ -46,11 +95,16 @@ class _Hook:
     wrapped model is not wrapped.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = torch.compiler.disable(function)
+    def __init__(self, forwards: _Forwards, function: Callable[..., None]) -> None:
+        self.forwards = forwards
+        self._function = torch.compiler.disable(function, reason=f"ebb.wrap added it; {_EXPORT}")
 
     def __call__(self, *arguments: Any) -> None:
         self._function(*arguments)
+
+    @property
+    def __name__(self) -> str:  # torch.jit.script asks
+        raise AttributeError(f"ebb: TorchScript cannot compile what ebb.wrap added; {_EXPORT}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Hook":
         return self
@@ -67,9 +121,12 @@ def _do_nothing(*arguments: Any) -> None:
     pass
 
 
-def _enter(guard: _Guard, guards: list[_Guard]) -> None:
-    guard.__enter__()
-    guards.append(guard)
+def _hooks(module: torch.nn.Module) -> Iterator[tuple[dict[int, Any], int, Any]]:
+    """What wrap has added to the module, and what pickle has made of that: where it is, its key, and the hook."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in tuple(hooks.items()):
+            if isinstance(hook, _Hook) or hook is _do_nothing:
+                yield hooks, key, hook
 
 
 def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: Any) -> Offloader:
@@ -77,15 +134,23 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
 
         offloader = ebb.wrap(model, device_budget="24GB")
 
-    keep: names of modules whose saves stay, and so do those of whatever the module around them computes after them:
-    the loss, where that is computed by the model. (Only the module's own, if the one around it is a list or a dict.)
-    None: those that are named lm_head, output, head or classifier, and are not among repeated blocks; a UserWarning if
-    there are none. []: nothing is kept. ValueError for a name that the model does not have.
+    keep: names of modules whose saves stay, and so do those of whatever the module around them, or else the model,
+    computes after them: the loss, where that is computed by the model. (Only the module's own, if the one around it is
+    a list or a dict.) The end of a name will do, from a dot on: "lm_head" for "module.lm_head". None: those that are
+    named lm_head, output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []:
+    nothing is kept. ValueError for a name that the model does not have, or that is the end of several.
     options: as Offloader's.
 
-    Module hooks do it, in a forward that raises, too. A deep copy of the model has the same hooks, and so this
-    offloader; a pickled copy has none. Inside of a compiled model the hooks are graph breaks: keep=[] is without them,
-    for ebb.wrap(torch.compile(model), keep=[]).
+    The model's parameters and buffers are excluded, whether they are trained or frozen: in the first forward, and in
+    every 64th, which finds what has been added or has other memory since.
+
+    Module hooks do it, in a forward that raises, too, and in one inside of another. So only what calls the model is
+    guarded: not model.forward(...), nor another method, such as training_step of Lightning. A UserWarning tells of
+    backward passes into the model of which nothing was saved under the guard.
+
+    A deep copy of the model has the same hooks, and so this offloader; a pickled copy has none; unwrap takes them off.
+    Inside of a compiled model the hooks are graph breaks: keep=[] is without them, for
+    ebb.wrap(torch.compile(model), keep=[]).
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: wrap() got {type(model).__name__}, and needs a torch.nn.Module")
@@ -95,51 +160,116 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
     offloader = Offloader(**options)
     forwards = _Forwards()
+    model_place = id(model)
+    begun: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+
+    def enter(forward: _Forward, guard: _Guard) -> None:
+        guard.__enter__()
+        forward.guards.append(guard)
 
     def begin_model(module: torch.nn.Module, inputs: Any) -> None:
-        while forwards.stack:  # of a forward that KeyboardInterrupt has cut off
-            forwards.end(forwards.stack[-1][0])
-        forwards.begin(module)
-        _enter(offloader, forwards.stack[-1][1])
-
-    def begin(module: torch.nn.Module, inputs: Any) -> None:
-        forwards.begin(module)
+        forwards.end_those_cut_off(module)
+        count = begun.get(module, 0)
+        begun[module] = count + 1
+        if count % _FORWARDS_PER_EXCLUSION == 0:
+            offloader.exclude(module)
+        enter(forwards.begin(module, model_place), offloader)
 
     def end(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        forwards.end(module)
+        forwards.end_this(module)
 
     def add_hooks(module: torch.nn.Module, begins: Callable[..., None]) -> None:
-        module.register_forward_pre_hook(_Hook(begins), prepend=True)
-        module.register_forward_hook(_Hook(end), always_call=True)
+        module.register_forward_pre_hook(_Hook(forwards, begins), prepend=True)
+        module.register_forward_hook(_Hook(forwards, end), always_call=True)
 
     add_hooks(model, begin_model)
-    with_hooks = {model}
+    with_hooks = {model, *(modules[name] for name in names)}
     for name in names:
         parent = modules[name.rpartition(".")[0]]
-        if isinstance(parent, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-            parent = None
-        elif parent not in with_hooks:
+        around = () if isinstance(parent, (torch.nn.ModuleList, torch.nn.ModuleDict)) else (id(parent), model_place)
+        if around and parent not in with_hooks:
             with_hooks.add(parent)
+
+            def begin(module: torch.nn.Module, inputs: Any, place: int = id(parent)) -> None:
+                forwards.begin(module, place)
+
             add_hooks(parent, begin)
 
-        def begin_kept(module: torch.nn.Module, inputs: Any, parent: torch.nn.Module | None = parent) -> None:
-            forwards.begin(module)
-            around = forwards.guards_of(parent)
-            guards = forwards.stack[-1][1] if around is None else around
-            if not any(isinstance(guard, no_offload) for guard in guards):
-                _enter(no_offload(), guards)
+        def begin_kept(
+            module: torch.nn.Module,
+            inputs: Any,
+            place: int = id(modules[name]),
+            around: tuple[int, ...] = around,
+        ) -> None:
+            own = forwards.begin(module, place)
+            forward = forwards.innermost(*around) or own
+            if not any(isinstance(guard, no_offload) for guard in forward.guards):
+                enter(forward, no_offload())
 
         add_hooks(modules[name], begin_kept)
+    if options.get("enabled", True):
+        watch_backward(offloader, _warning_of_nothing(model))
     return offloader
 
 
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """Takes every wrap off the model and its parts, and returns the model.
+
+        torch.jit.script(ebb.unwrap(copy.deepcopy(model)))    # and the model stays wrapped
+
+    A forward that this thread is in goes on without a guard; no other thread may be in one. Nothing happens to a model
+    that is not wrapped, nor to deep copies. What has been saved and what is managed stays the offloader's. Any number
+    of wraps ends, whichever part of the model each was given.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"ebb: unwrap() got {type(model).__name__}, and needs a torch.nn.Module")
+    for module in model.modules():
+        for hooks, key, hook in _hooks(module):
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+            while isinstance(hook, _Hook) and hook.forwards.end(module):
+                pass
+    return model
+
+
+def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader], bool]:
+    """For watch_backward: warns once where backward passes reach the model and nothing has been saved under a guard."""
+    model_of = weakref.ref(model)
+    passes = 0
+
+    def watch(offloader: Offloader) -> bool:
+        nonlocal passes
+        passes += 1
+        if passes & (passes - 1):  # each look costs; the further apart they are, the less
+            return True
+        model = model_of()
+        if model is None or not any(_hooks(model)) or offloader.stats().saved.tensors > 0:
+            return False
+        if passes < 4 or all(parameter.grad is None for parameter in model.parameters()):
+            return True
+        warnings.warn(
+            "ebb.wrap: backward passes have reached the model, and nothing that they needed was saved under its guard. "
+            f"The loop does not call this {type(model).__name__} but a part or a method of it, as Lightning calls "
+            "training_step: wrap the part, ebb.wrap(model.part), or have `with offloader:` around what the loop calls.",
+            stacklevel=2,
+        )
+        return False
+
+    return watch
+
+
+def _outermost(names: Sequence[str]) -> list[str]:
+    return [name for name in names if not any(name.startswith(other + ".") for other in names)]
+
+
 def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
-    heads = [
-        name
-        for name in modules
-        if name.rpartition(".")[2] in HEADS and not any(part.isdigit() for part in name.split("."))
-    ]
-    heads = [name for name in heads if not any(name.startswith(other + ".") for other in heads)]
+    heads = _outermost(
+        [
+            name
+            for name in modules
+            if name.rpartition(".")[2] in HEADS and not any(part.isdigit() for part in name.split("."))
+        ]
+    )
     if not heads:
         warnings.warn(
             f"ebb.wrap: the model has no module named {', '.join(HEADS[:-1])} or {HEADS[-1]}. What its head and its loss "
@@ -153,9 +283,12 @@ def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
 def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str]:
     if isinstance(keep, str):
         raise TypeError(f"ebb: keep is {keep!r}, and must be a list of names")
-    if "_orig_mod" in modules:  # of torch.compile, around what the names are of
-        keep = [name if name in modules else f"_orig_mod.{name}" for name in keep]
+    names = []
     for name in keep:
-        if not name or name not in modules:
+        found = [name] if name in modules else _outermost([each for each in modules if each.endswith(f".{name}")])
+        if not name or not found:
             raise ValueError(f"ebb: the model has no module {name!r} to keep; its parts are {sorted(modules)[1:20]}")
-    return list(dict.fromkeys(keep))
+        if any(modules[each] is not modules[found[0]] for each in found):
+            raise ValueError(f"ebb: {name!r} to keep is the end of several names, {found[:20]}: write more of it")
+        names.append(found[0])
+    return list(dict.fromkeys(names))

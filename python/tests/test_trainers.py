@@ -150,7 +150,8 @@ def test_accelerate_is_exact():
     assert_equal(train(True), train(False))
 
 
-def test_lightning_is_exact(tmp_path):
+def weights_trained_by_lightning(make_offloader, folder, calls_forward=True):
+    """And what make_offloader(module) has returned."""
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -158,31 +159,49 @@ def test_lightning_is_exact(tmp_path):
             super().__init__()
             self.model = new_model()
 
+        def forward(self, batch):
+            return self.model(batch)
+
         def training_step(self, batch, index):
-            return self.model(batch).square().mean()
+            return (self(batch) if calls_forward else self.model(batch)).square().mean()
+
+        def validation_step(self, batch, index):  # which Lightning calls before the first training_step
+            self(batch)
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
-    def train(wrap):
-        module = Module()
-        offloader = ebb.wrap(module.model, **EVERYTHING) if wrap else None
-        rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
-        torch.manual_seed(4)
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=8))
-        assert offloader is None or offloader.stats().offloaded.tensors > 0
-        return weights(module)
+    module = Module()
+    offloader = make_offloader(module)
+    rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(4)
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    loader = torch.utils.data.DataLoader(rows, batch_size=8)
+    trainer.fit(module, loader, loader)
+    return weights(module), offloader
 
-    assert_equal(train(True), train(False))
+
+@pytest.mark.parametrize("wrap", [lambda module: module.model, lambda module: module])
+def test_lightning_is_exact(wrap, tmp_path, recwarn):
+    plain, _ = weights_trained_by_lightning(lambda module: None, tmp_path)
+    ours, offloader = weights_trained_by_lightning(lambda module: ebb.wrap(wrap(module), **EVERYTHING), tmp_path)
+    assert_equal(ours, plain)
+    assert offloader.stats().offloaded.tensors > 0
+    assert not [each for each in recwarn if "ebb.wrap" in str(each.message)]
+
+
+def test_lightning_that_does_not_call_what_is_wrapped_gets_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="training_step"):
+        _, offloader = weights_trained_by_lightning(lambda module: ebb.wrap(module, **EVERYTHING), tmp_path, False)
+    assert offloader.stats().saved.tensors == 0
 
 
 PROGRAM = """
