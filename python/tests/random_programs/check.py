@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 import ebb
-from random_programs.program import Program, to_text, uncounted, writes
+from random_programs.program import Program, has_foreign_hooks, to_text, uncounted, writes
 from random_programs.running import Entry, Identity, Offloaded, Plain, Run, execute
 from random_programs.setting import Setting, make_offloader
 
@@ -18,13 +18,14 @@ UNPLANNED_STEPS = 2  # without a plan, all steps are alike
 class Tally:
     """What happened, added up."""
 
+    runs: int = 0
     saved: int = 0
     offloaded: int = 0
     recomputed: int = 0
     planned: int = 0  # runs that followed a plan
     errors: int = 0  # programs in which plain autograd raised
     unsteady: int = 0  # programs that plain autograd itself computes now so, now otherwise
-    refusals: int = 0  # runs in which a recipe's input had been written to
+    refusals: int = 0  # runs that ended at a write which may be an error
 
     def __iadd__(self, other: "Tally") -> "Tally":
         for field in dataclasses.fields(self):
@@ -68,21 +69,35 @@ class Checker:
         steps = self._program.steps if setting.is_planned else min(self._program.steps, UNPLANNED_STEPS)
         ours = self._run(Offloaded(offloader, other), steps)
         stats = offloader.stats()
-        self.tally += Tally(stats.saved.tensors, stats.offloaded.tensors, stats.recomputed.tensors)
+        self.tally += Tally(1, stats.saved.tensors, stats.offloaded.tensors, stats.recomputed.tensors)
         self.tally.planned += offloader.plan_report() is not None
         if ours == self._plain[: len(ours)]:
             return self._left(offloader) if not self.tally.errors else None
         if self._identity is None:
             self._identity = self._run(Identity())
         for number, entry in enumerate(ours):
+            if _is_write(entry) and self._may_be_refused(setting):
+                self.tally.refusals += 1
+                return None
             expected = list(self._expected(number))
             if entry not in expected:
-                return self._judged(setting, entry, expected)
+                return self._judged(entry, expected)
         return None
 
+    def _may_be_refused(self, setting: Setting) -> bool:
+        """Whether a write may be an error that plain autograd does not raise, or raises later.
+
+        A write to a recipe's input is one: Note [The graph is the recipe] in offload/recompute/graph_recipe.h. A write
+        to what an inner guard saved is one, too, which the identity hooks in its place do not notice.
+        """
+        return writes(self._program) and (setting.recomputes or "_guard()" in self._source)
+
     def _left(self, offloader: ebb.Offloader) -> str | None:
-        """What a graph that is gone has left behind; LibTorch itself does not let go of some that were written to."""
-        if writes(self._program):
+        """What a graph that is gone has left behind.
+
+        LibTorch itself does not let go of every graph that was written to, or in which hooks keep what they are given.
+        """
+        if writes(self._program) or has_foreign_hooks(self._program):
             return None
         gc.collect()
         offloader.drain()
@@ -97,15 +112,9 @@ class Checker:
                 if _is_write(entries[number]):
                     return
 
-    def _judged(self, setting: Setting, entry: Entry, expected: list[Entry]) -> str | None:
+    def _judged(self, entry: Entry, expected: list[Entry]) -> str | None:
         if self._run(Plain()) != self._plain:
             self.tally.unsteady += 1
-            return None
-        # A write to a recipe's input is an error: Note [The graph is the recipe] in offload/recompute/graph_recipe.h.
-        # A write to what an inner guard saved is one, too, which the identity hooks in its place do not notice.
-        may_be_refused = writes(self._program) and (setting.recomputes or "_guard()" in self._source)
-        if may_be_refused and _is_write(entry):
-            self.tally.refusals += 1
             return None
         return _difference(expected[0], entry) if expected else f"{entry[0]} is {entry[1]!r:.300}, and nothing plainly"
 

@@ -12,7 +12,7 @@ class _Generator:
         self._names = 0
         self._lines_left = 0
         # Not every program has everything: what ends a program hides what comes after it.
-        self._has_writes = rng.random() < 0.25
+        self._has_writes = rng.random() < 0.2
         self._has_errors = rng.random() < 0.15
         self._has_foreign_hooks = rng.random() < 0.6
         self._has_modes = rng.random() < 0.5

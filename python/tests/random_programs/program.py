@@ -82,6 +82,11 @@ def writes(program: Program) -> bool:
     return any(isinstance(each, Line) and each.writes for each in statements(program.forward))
 
 
+def has_foreign_hooks(program: Program) -> bool:
+    blocks = [each for each in statements(program.forward) if isinstance(each, Block) and not each.is_region]
+    return any(each.name is not None or each.header == "save_on_cpu()" for each in blocks)
+
+
 def uncounted(program: Program) -> set[str]:
     """What runs otherwise often with ebb by right: what is in a region of ebb's own, and what has one in it."""
     names: set[str] = set()

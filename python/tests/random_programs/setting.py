@@ -7,7 +7,7 @@ from typing import Any
 import ebb
 
 PLANNED = ("least_memory", "slowdown", "device_budget")
-KINDS = ("offload_everything", "recompute(MEMORY_BOUND)", "recompute(COMPUTE_BOUND)", "anything", *PLANNED)
+UNPLANNED = ("offload_everything", "recompute(MEMORY_BOUND)", "recompute(COMPUTE_BOUND)", "anything")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,13 @@ class Setting:
 
 
 def random_settings(number: int, seed: int) -> list[Setting]:
-    """One of each kind."""
+    """Every policy, and one kind of plan: an offloader that plans takes its time to measure the link."""
     rng = random.Random(f"settings {seed} {number}")
-    return [
-        Setting(kind, rng.randrange(1000), "disk" if rng.random() < 0.1 else "host", rng.choice([None, 1, 256, 4096]))
-        for kind in KINDS
+    stash = rng.choice([None, 1, 256, 4096])
+    unplanned = [
+        Setting(kind, rng.randrange(1000), "disk" if rng.random() < 0.2 else "host", stash) for kind in UNPLANNED
     ]
+    return [*unplanned, Setting(rng.choice(PLANNED), rng.randrange(1000), rng.choice(["disk", "host"]))]
 
 
 def _anything(seed: int) -> ebb.Policy:
