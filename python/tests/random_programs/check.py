@@ -87,10 +87,12 @@ class Checker:
     def _may_be_refused(self, setting: Setting) -> bool:
         """Whether a write may be an error that plain autograd does not raise, or raises later.
 
-        A write to a recipe's input is one: Note [The graph is the recipe] in offload/recompute/graph_recipe.h. A write
-        to what an inner guard saved is one, too, which the identity hooks in its place do not notice.
+        A write to a recipe's input is one: Note [The graph is the recipe] in offload/recompute/graph_recipe.h. So is a
+        write to an input of ebb's own region, and to what an inner guard saved: the identity hooks in its place do not
+        notice writes.
         """
-        return writes(self._program) and (setting.recomputes or "_guard()" in self._source)
+        others = ("_guard()", "run.checkpoint(")
+        return writes(self._program) and (setting.recomputes or any(each in self._source for each in others))
 
     def _left(self, offloader: ebb.Offloader) -> str | None:
         """What a graph that is gone has left behind.

@@ -76,7 +76,8 @@ class _Generator:
         while self._in_ebbs_region and "norm({0})" in operation.text and "run." in operation.text:
             operation = rng.choice(operations.OPERATIONS)  # a second run counts, where there is one
         made = [name for name in names if name[0] in "vp"]
-        if self._has_writes and made and rng.random() < 0.2:
+        # A region of ebb's own must leave its inputs, and what it captures, as they are.
+        if self._has_writes and made and not self._in_ebbs_region and rng.random() < 0.2:
             operation = rng.choice(operations.IN_PLACE)
             operands = [self._pick(made), *(self._pick(names) for _ in range(operation.operands - 1))]
         else:
