@@ -26,7 +26,7 @@ from random_programs.setting import Setting, random_settings
 from random_programs.shrinker import shrink
 
 BATCH = 100  # programs in one process
-SECONDS = 60  # that one program may take
+SECONDS = 300  # that one program may take
 MOST_REPORTS = 5  # that are shrunk
 
 

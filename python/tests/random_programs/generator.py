@@ -40,7 +40,7 @@ class _Generator:
             kept=rng.sample(made, min(len(made), rng.choice([0, 0, 1, 2]))),
             backward=list(rng.choice(backwards)),
             updates=rng.random() < 0.5,
-            steps=rng.choice([2, 5, 5, 6]),
+            steps=rng.choice([2, 4, 4, 5]),
         )
 
     def _new(self, kind: str) -> str:

@@ -56,7 +56,7 @@ class Program:
     kept: list[str]  # what the program holds during backward
     backward: list[str]
     updates: bool = False  # weights after each step, as an optimizer does
-    steps: int = 5
+    steps: int = 4
 
 
 def statements(body: list[Statement]) -> Iterator[Statement]:
