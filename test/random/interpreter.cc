@@ -191,13 +191,15 @@ bool Interpreter::is_guarded() const {
   return false;
 }
 
-// Regions of ebb's and of the program's own, alone and in one another.
-at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& operands) const {
+// Regions of ebb's and of the program's own, alone and in one another. A region of ebb's runs again what is in it, and
+// plain autograd does not: then the calls of hooks and functions are not compared.
+at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& operands) {
   constexpr std::uint32_t kWays = 3;
   const auto function = [run = line.operation->run, numbers = line.numbers](const Tensors& x) {
     return run(x, numbers);
   };
   const std::uint32_t inner = line.numbers[2] / kWays;
+  are_calls_alike_ = are_calls_alike_ && line.numbers[2] % kWays != 0 && inner != 0;
   return in_region(inner < kWays ? in_region(function, inner, line.id) : function, line.numbers[2] % kWays,
                    line.id)(operands);
 }
@@ -338,10 +340,12 @@ void Interpreter::finish() {
     release(values_.begin()->first);
   }
   crowd_.clear();
-  records_.emplace_back(
-      0, "calls of hooks and regions",
-      at::tensor({static_cast<std::int64_t>(calls_->packs), static_cast<std::int64_t>(calls_->unpacks),
-                  static_cast<std::int64_t>(calls_->runs)}));
+  if (are_calls_alike_) {
+    records_.emplace_back(
+        0, "calls of hooks and regions",
+        at::tensor({static_cast<std::int64_t>(calls_->packs), static_cast<std::int64_t>(calls_->unpacks),
+                    static_cast<std::int64_t>(calls_->runs)}));
+  }
   for (auto& [id, leaf] : leaves_) {
     records_.emplace_back(id, "leaf", leaf);
     records_.emplace_back(id, "gradient", leaf.grad());

@@ -78,7 +78,7 @@ class Interpreter {
   };
 
   at::Tensor run(const Instruction& line);
-  at::Tensor run_region(const Instruction& line, const Tensors& operands) const;
+  at::Tensor run_region(const Instruction& line, const Tensors& operands);
   [[nodiscard]] RegionFunction in_region(RegionFunction function, std::uint32_t how, int id) const;
   at::Tensor crowd(const Instruction& line, const at::Tensor& x);
   void write_gradients(const Instruction& line);
@@ -108,6 +108,7 @@ class Interpreter {
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
   const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
+  bool are_calls_alike_ = true;  // with ebb and without: no region of ebb's has run
   std::vector<Scope> scopes_;
   std::vector<Record> records_;
 };
