@@ -250,3 +250,19 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_an_empty_path_is_no_file(home):
     with pytest.raises(FileNotFoundError):
         ebb.save({}, "")
+
+
+@pytest.mark.parametrize("name", ["a" * 233, "a" * 234, "a" * 255, "\u00e4" * 127])
+@pytest.mark.parametrize("has_nameless_files", [False, True])
+def test_a_long_name_is_a_files(tmp_path, monkeypatch, name, has_nameless_files):
+    if not has_nameless_files:
+        monkeypatch.setattr("ebb._save._without_name", lambda folder: None)
+    ebb.save(torch.ones(3), tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
+    assert torch.equal(torch.load(tmp_path / name), torch.ones(3))
+
+
+def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch._C.PyTorchFileWriter", None)
+    with pytest.raises(OSError, match="too long"):
+        ebb.save(torch.ones(3), tmp_path / ("a" * 256))
