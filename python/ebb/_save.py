@@ -16,6 +16,7 @@ import torch
 
 from ebb import _core
 from ebb._optimizer import Joined, Optimizer
+from ebb._state_dict import StateDict
 
 _PROTOCOL = 2  # as torch.save's
 
@@ -30,7 +31,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
     torch.load has all tensors on the CPU then, whatever device they were on: not all of them need fit on that.
 
-    obj: what torch.save takes. An ebb optimizer in it is written as its state_dict(), without copies of all states.
+    obj: what torch.save takes. An ebb optimizer in it is written as its state_dict(), without copies of all states, and
+        so is a state_dict() of a module or of one of torch's optimizers.
     path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
         the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
         elsewhere its name is the path's, cut where that is long, with a random part and ".part" behind. A link is followed, and the
@@ -92,6 +94,9 @@ class _Pickler(pickle.Pickler):
             has_hooks = bool(obj._optimizer_state_dict_post_hooks)  # these expect whole tensors
             known = obj.state_dict() if has_hooks else obj.state_dict_in_parts()
             return OrderedDict, (), None, None, iter(known.items())
+        if isinstance(obj, StateDict):
+            kind, arguments, attributes, _, _ = obj.__reduce__()
+            return kind, arguments, attributes, None, iter(obj.managed_items())
         if isinstance(obj, Joined):
             stored = _JoinedStorage(obj.parts)
             strides = torch.empty(obj.shape, device="meta").stride()

@@ -1,3 +1,4 @@
+import copy
 import os
 import resource
 import signal
@@ -173,6 +174,22 @@ def test_kill_leaves_one_whole_checkpoint(tmp_path, at):
     assert len(os.listdir(folder)) <= 2
     for each in folder.iterdir():
         torch.load(each)
+
+
+def test_state_dicts_are_written_without_copies_of_everything(home, tmp_path, monkeypatch):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, home, steps=2)
+    known = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    expected = copy.deepcopy(known)
+    with monkeypatch.context() as patched:
+        patched.setattr("ebb._state_dict.to_host", None)
+        ebb.save(known, tmp_path / "checkpoint.pt")
+    found = torch.load(tmp_path / "checkpoint.pt")
+    assert_same_tree(found, expected)
+    assert found["model"]._metadata == expected["model"]._metadata
+    assert found["model"]["0.weight"].data_ptr() == found["model"]["6.weight"].data_ptr()
 
 
 def test_host_memory_holds_one_tensor_at_a_time(tmp_path):
