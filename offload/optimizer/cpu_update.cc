@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 
 #include "offload/optimizer/parts.h"
 
@@ -23,6 +24,8 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
   const at::Tensor target = rows.target.view({-1});
   const at::Tensor gradient = rows.gradient.view({-1});
   const at::Tensor result = rounded.defined() ? rounded.view({-1}) : at::Tensor();
+  const at::Tensor before =  // what the target rounds to
+      rounded.defined() ? at::empty({std::min(kPiece, target.numel())}, rounded.options()) : at::Tensor();
   std::map<std::string, at::Tensor> states;
   for (const auto& [name, state] : rows.states) {
     states.emplace(name, state.view({-1}));
@@ -40,8 +43,8 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
     const at::Tensor piece_target = piece(target);
     const at::Tensor piece_gradient =
         is_converted ? converted.narrow(0, 0, size).copy_(piece(gradient)) : piece(gradient);
-    if (result.defined()) {
-      follow_weight(piece_target, piece(result));
+    if (result.defined() && !at::equal(before.narrow(0, 0, size).copy_(piece_target), piece(result))) {
+      follow_weight(piece_target, piece(result));  // which makes tensors of the piece's size
     }
     rule.update_fused({piece_target, piece_gradient, piece_states, rows.step, rows.has_new_states}, options);
     if (result.defined()) {

@@ -33,6 +33,8 @@ from ebb._checkpoint import checkpoint
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
 from ebb._core import Stats, StepCost, TimelineSample
 from ebb._higher_order import let_higher_order_operators_pass as _let_higher_order_operators_pass
+from ebb._managed import let_legacy_methods_pass as _let_legacy_methods_pass
+from ebb._managed import refuse_to_share_memory as _refuse_to_share_memory
 from ebb._mutation import wrap_mutation as _wrap_mutation
 from ebb._offloader import Offloader, no_offload
 from ebb._optimizer import Optimizer
@@ -40,12 +42,16 @@ from ebb._plot import plot
 from ebb._profiler import wrap_profiler as _wrap_profiler
 from ebb._save import save
 from ebb._sgd import SGD
+from ebb._state_dict import wrap_state_dicts as _wrap_state_dicts
 from ebb._wrap import unwrap, wrap
 
 _wrap_backward()
 _wrap_profiler()
 _wrap_mutation()
 _let_higher_order_operators_pass()
+_let_legacy_methods_pass()
+_refuse_to_share_memory()
+_wrap_state_dicts()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -260,7 +260,7 @@ class Offloader:
         """Keeps parameters in host memory, or without a GPU on the disk, and has them on the device around their uses.
 
         The training loop and torch's optimizers stay as they are: each operation on a managed tensor finds its bytes,
-        and gives the bits that it always gave. Gradients, and the states that an optimizer makes by zeros_like, live
+        and gives the bits that it always gave. Gradients, and the states that an optimizer makes by zeros_like or loads, live
         beside their parameters. The order of uses is learned, and what comes next is prefetched. Make the optimizer with
         foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
 
@@ -279,12 +279,14 @@ class Offloader:
         Addresses, and numpy arrays, that code inside of an operation takes of a managed tensor (a saved-tensor hook, a
         dispatch mode, a custom operation) are good until that operation ends: take no address for a tensor's name.
 
-        Whatever asks for memory without an operation (numpy(), data_ptr(), torch.save, a Triton kernel; on a CPU print()
-        and tolist(), too) gets RuntimeError: save copies, as {name: each.detach().cpu().clone() for ...}; copy.deepcopy
-        of a gradient or of a torch optimizer's state_dict() is among them, and is_shared() ends the process, because torch
-        lets no error out of it. A numpy array of the same memory must be gone before this call. States that
-        optimizer.load_state_dict has made are managed once they are given to manage(). Not for two backward passes at
-        once into one parameter.
+        state_dict() of a module, and of torch's optimizers, has managed tensors as copies in host memory, each made when it
+        is first asked for and kept as long as the dict: torch.save needs host memory for all of them, and ebb.save for one.
+        What is written to a copy does not reach the tensor: load_state_dict() does, and state_dict(keep_vars=True) has
+        the module's tensors themselves.
+
+        Whatever else asks for memory without an operation (numpy(), data_ptr(), share_memory_(), torch.save of a tensor, a
+        Triton kernel, copy.deepcopy of a gradient; on a CPU print() and tolist(), too) gets RuntimeError. A numpy array of
+        the same memory must be gone before this call. Not for two backward passes at once into one parameter.
 
         Parameters in CPU memory are moved to the offloader's GPU, and parameters on the meta device get memory there,
         which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay

@@ -1,15 +1,17 @@
 """Optimizers whose states live where their parameters do."""
 
+import contextlib
 import copy
 import numbers
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 
 from ebb import _core
+from ebb._managed import is_managed
 
 UpdateIn = Literal["step", "backward", "next_use"]
 UpdateOn = Literal["device", "cpu"]
@@ -24,12 +26,15 @@ class Optimizer(torch.optim.Optimizer):
     """What AdamW, Adam and SGD have in common; these say how a parameter is updated.
 
     Parameters in float32 and double get the bits of torch's optimizer with foreach=False. Parameters in bfloat16 and half
-    have a master in float32, which is updated by the gradient in float32, and then rounded to the parameter. States and
-    masters of parameters that Offloader.manage has been given are managed beside them: with the parameters in host
-    memory, or without a GPU on the disk, and on the device around their uses only.
+    have a master in float32, which is updated by the gradient in float32, and then rounded to the parameter. A weight that
+    the program writes, by whatever means, counts: each update first takes the weight's value wherever the master does not
+    round to it. So weights may be loaded before the states, or after them. States and masters of parameters that
+    Offloader.manage has been given are managed beside them: with the parameters in host memory, or without a GPU on the
+    disk, and on the device around their uses only.
 
     Parameters of more than 16 million elements are updated in parts of so many, or of one row. Their states are in such
-    parts, too, each of which comes and goes by itself: state[parameter]["parts"] has a dict for each.
+    parts, too, each of which comes and goes by itself: state[parameter]["parts"] has a dict for each. Reading
+    state[parameter]["exp_avg"] makes a tensor of all parts there, and writing to that tensor is a RuntimeError.
 
     update_in: "step", "backward" or "next_use".
         "backward": each parameter is updated as soon as its gradient is whole, and the gradient is let go of, so that no
@@ -61,11 +66,9 @@ class Optimizer(torch.optim.Optimizer):
         memory. On the device a copy lives until it is home and the next update is put off.
 
     state_dict() has copies of all states, in host memory. Learning-rate schedulers, parameter groups and zero_grad are
-    torch's. A weight that the program writes after the first step is overwritten by its master, if it has one: load
-    weights before, or with the optimizer's states. An optimizer whose states are managed can be neither copied nor pickled
-    (its state_dict() can), and neither can one with "backward", where hooks around step() do not enclose the updates, and
-    neither torch.amp.GradScaler, a reentrant checkpoint nor DistributedDataParallel (whose ranks would drift apart) may be
-    used.
+    torch's. An optimizer whose states are managed can be neither copied nor pickled (its state_dict() can), and neither can
+    one with "backward", where hooks around step() do not enclose the updates, and neither torch.amp.GradScaler, a reentrant
+    checkpoint nor DistributedDataParallel (whose ranks would drift apart) may be used.
 
     Raises ValueError when made with options out of their range, or with maximize=True on the CPU, and RuntimeError for
     gradients that are not dense. Where the device's memory does not suffice, step() raises torch.OutOfMemoryError with some
@@ -167,7 +170,7 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with copies of the states in host memory. ebb.save writes the same without such copies."""
         known = self.state_dict_in_parts()
-        known["state"] = {number: _whole(state) for number, state in known["state"].items()}
+        known["state"] = {key: _whole(state) for key, state in known["state"].items()}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, known)
             known = known if changed is None else changed
@@ -175,27 +178,44 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict_in_parts(self) -> dict[str, Any]:
         """state_dict() with the states themselves, Joined in place of what is in parts, and no hooks called afterwards."""
-        hooks, self._optimizer_state_dict_post_hooks = self._optimizer_state_dict_post_hooks, OrderedDict()
-        try:
+        with self._without_hooks("state_dict_post"):
             known = super().state_dict()
-        finally:
-            self._optimizer_state_dict_post_hooks = hooks
-        known["state"] = {number: _joined(state) for number, state in known["state"].items()}
+        known["state"] = {key: _joined(state) for key, state in known["state"].items()}
         return known
+
+    @contextlib.contextmanager
+    def _without_hooks(self, *kinds: str) -> Iterator[None]:
+        """torch calls no hooks of these kinds, which the caller calls with whole states."""
+        hooks = {name: getattr(self, name) for name in (f"_optimizer_{kind}_hooks" for kind in kinds)}
+        try:
+            for name in hooks:
+                setattr(self, name, OrderedDict())
+            yield
+        finally:
+            for name, known in hooks.items():
+                setattr(self, name, known)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's. States keep their own type, and are managed where their parameters are. Takes what torch's optimizer
-        has saved, too: masters are then made of the parameters. Hooks around this call do not see the states and masters,
-        which come one by one: all at once they would not fit. Raises ValueError, and changes nothing, where a state has
-        other sizes than its parameter, or an option of this optimizer is missing.
+        has saved, too: masters are then made of the parameters. An option that is True or False and is missing, as in
+        checkpoints that are older than the option, is False. Raises ValueError, and changes nothing, where a state has
+        other sizes than its parameter, or another option of this optimizer is missing.
         """
+        state_dict = state_dict.copy()
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         names = (*self._states, "master")
         indices = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        known = set(indices)
+        states = {
+            number: state for number, state in state_dict["state"].items() if number in known and isinstance(state, dict)
+        }
         tensors = {
             number: {name: value for name, value in state.items() if name in names and value is not None}
-            for number, state in state_dict["state"].items()
+            for number, state in states.items()
         }
         for number, parameter in zip(indices, parameters, strict=False):  # torch refuses another number of parameters
             for name, value in tensors.get(number, {}).items():
@@ -204,19 +224,22 @@ class Optimizer(torch.optim.Optimizer):
                     raise ValueError(
                         f"ebb: {name} of parameter {number} is {found}, and must be a tensor of {tuple(parameter.shape)}"
                     )
-        for loaded in state_dict["param_groups"]:
-            if missing := self.defaults.keys() - loaded.keys():
+        newer = {name: False for name, value in self.defaults.items() if isinstance(value, bool)}
+        groups = [newer | group for group in state_dict["param_groups"]]
+        for group in groups:
+            if missing := self.defaults.keys() - group.keys():
                 raise ValueError(
                     f"ebb: this is no state of {type(self).__name__}, which has options that it lacks: {sorted(missing)}"
                 )
         others = {
             number: {name: copy.deepcopy(value) for name, value in state.items() if name not in names}
-            for number, state in state_dict["state"].items()
+            for number, state in states.items()
         }
         for state in others.values():
             if "step" in state and not isinstance(state["step"], torch.Tensor):  # as old checkpoints of torch's have it
                 state["step"] = torch.tensor(float(state["step"]), dtype=_type_of_steps())
-        super().load_state_dict({**state_dict, "state": others})
+        with self._without_hooks("load_state_dict_pre", "load_state_dict_post"):
+            super().load_state_dict({"state": state_dict["state"] | others, "param_groups": groups})
         for number, parameter in zip(indices, parameters, strict=True):
             if not tensors.get(number):
                 continue
@@ -228,7 +251,9 @@ class Optimizer(torch.optim.Optimizer):
                     own = value[rows].to(parameter.device, _state_type(parameter), copy=True)
                     part[name] = _beside(parameter, own)
             if len(ranges) > 1:
-                state["parts"] = parts
+                self.state[parameter] = _InParts(state, parts=parts)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._update_in == "backward":
@@ -333,7 +358,11 @@ class Optimizer(torch.optim.Optimizer):
         def update(target: torch.Tensor, taken: list[torch.Tensor]) -> None:
             tensors = iter(taken)
             from_gradient = next(tensors)
-            run(target, from_gradient, [{name: next(tensors) for name in known} for known in names])
+            there = [{name: next(tensors) for name in known} for known in names]
+            if not is_managed(target) and "master" in there[0]:  # it stands in for a parameter that has ended
+                for rows, part in zip(_ranges(target), there, strict=True):
+                    target[rows].copy_(part["master"])
+            run(target, from_gradient, there)
 
         reads_parameter = bool(names[0]) and "master" not in names[0] and self._do_states_take_parameter(group)
         waits = _core.postpone(parameter, others, update, reads_parameter)
@@ -355,7 +384,9 @@ class Optimizer(torch.optim.Optimizer):
         if "step" not in state:
             state["step"] = torch.tensor(0.0, dtype=_type_of_steps())
         ranges = _ranges(parameter)
-        parts = [state] if len(ranges) == 1 else state.setdefault("parts", [{} for _ in ranges])
+        if len(ranges) > 1 and "parts" not in state:
+            self.state[parameter] = state = _InParts(state, parts=[{} for _ in ranges])
+        parts = [state] if len(ranges) == 1 else state["parts"]
         dtype = _state_type(parameter)
         new: set[str] = set()
         for rows, part in zip(ranges, parts, strict=True):
@@ -396,12 +427,18 @@ def _update_parts(
                 if master is None:
                     kind._update_rows(parameter[rows], gradient[rows], part, new, steps, options)
                 else:
+                    _follow_weight(master, parameter[rows])
                     kind._update_rows(master, gradient[rows].float(), part, new, steps, options)
                     parameter[rows].copy_(master)
             finally:
                 one_part.end()
     finally:
         all_parts.end()
+
+
+def _follow_weight(master: torch.Tensor, weight: torch.Tensor) -> None:
+    """Has the master take the weight's value wherever it does not round to it: the program has written the weight."""
+    master.copy_(torch.where(master.to(weight.dtype) == weight, master, weight))
 
 
 def _ranges(parameter: torch.Tensor) -> list[Any]:
@@ -424,16 +461,29 @@ class Joined:
         self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
-def _joined(state: dict[str, Any]) -> dict[str, Any]:
+class _InParts(dict[str, Any]):
+    """The state of a parameter that is updated in parts.
+
+    state["exp_avg"] is a new tensor of all parts on the device. Writing to that would change no part, and is a RuntimeError.
+    """
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        with torch.inference_mode():  # outside of which nobody may write to the tensor
+            return torch.cat([part[name] for part in self["parts"]])
+
+
+def _joined(state: Any) -> Any:
+    if not isinstance(state, dict):  # of the program's own
+        return state
     joined = {name: value for name, value in state.items() if name != "parts"}
     for name in state.get("parts", [{}])[0]:
         joined[name] = Joined([part[name] for part in state["parts"]])
     return joined
 
 
-def _whole(state: dict[str, Any]) -> dict[str, Any]:
+def _whole(state: Any) -> Any:
     """The state with copies of its tensors in host memory, none of them in parts."""
-    return {name: _copy(value) for name, value in state.items()}
+    return {name: to_host(value) for name, value in state.items()} if isinstance(state, dict) else state
 
 
 def _type_of_steps() -> torch.dtype:  # as torch's optimizers have it
@@ -454,9 +504,12 @@ def _beside(parameter: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _copy(value: Any) -> Any:
+@torch.inference_mode(False)
+@torch.no_grad()
+def to_host(value: Any) -> Any:
+    """A copy of a tensor in host memory; what else there is as it is."""
     if isinstance(value, Joined):
-        return torch.cat([_copy(part) for part in value.parts])
+        return torch.cat([to_host(part) for part in value.parts])
     if not isinstance(value, torch.Tensor):
         return value
     return value.clone() if value.is_cpu else value.cpu()

@@ -16,6 +16,7 @@ import torch
 
 from ebb import _core
 from ebb._optimizer import Joined, Optimizer
+from ebb._state_dict import StateDict
 
 _PROTOCOL = 2  # as torch.save's
 
@@ -30,10 +31,11 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
     torch.load has all tensors on the CPU then, whatever device they were on: not all of them need fit on that.
 
-    obj: what torch.save takes. An ebb optimizer in it is written as its state_dict(), without copies of all states.
+    obj: what torch.save takes. An ebb optimizer in it is written as its state_dict(), without copies of all states, and
+        so is a state_dict() of a module or of one of torch's optimizers.
     path: a file's. The file gets this name, and replaces the one that had it, when all of it is on the disk. Until then
         the file has no name, where the file system can do that (Linux's O_TMPFILE), and vanishes with the process;
-        elsewhere its name is the path's with a random part and ".part" behind. A link is followed, and the
+        elsewhere its name is the path's, cut where that is long, with a random part and ".part" behind. A link is followed, and the
         old file's permissions stay.
 
     A tensor takes host memory until it is written, and the file the page cache's. Other streams' work on tensors must be
@@ -92,6 +94,9 @@ class _Pickler(pickle.Pickler):
             has_hooks = bool(obj._optimizer_state_dict_post_hooks)  # these expect whole tensors
             known = obj.state_dict() if has_hooks else obj.state_dict_in_parts()
             return OrderedDict, (), None, None, iter(known.items())
+        if isinstance(obj, StateDict):
+            kind, arguments, attributes, _, _ = obj.__reduce__()
+            return kind, arguments, attributes, None, iter(obj.managed_items())
         if isinstance(obj, Joined):
             stored = _JoinedStorage(obj.parts)
             strides = torch.empty(obj.shape, device="meta").stride()
@@ -146,7 +151,9 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"ebb: {path} cannot be written: there is no folder {folder}")
-    part = f"{path}.{secrets.token_hex(8)}.part"
+    with contextlib.suppress(FileNotFoundError):
+        os.lstat(path)  # raises where no file can have this name, before anything is written
+    part = _part_of(path)
     descriptor = _without_name(folder)
     has_name = descriptor is None
     if descriptor is None:
@@ -172,6 +179,14 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _part_of(path: str) -> str:
+    """A name for the file until it is whole, and no longer than the path's where that is long."""
+    ending = f".{secrets.token_hex(8)}.part"
+    name = os.fsencode(os.path.basename(path))
+    stem = name[: max(64, len(name) - len(ending))]
+    return os.path.join(os.path.dirname(path), os.fsdecode(stem) + ending)
 
 
 def _without_name(folder: str) -> int | None:

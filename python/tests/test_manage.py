@@ -1,7 +1,11 @@
 import contextlib
 import copy
+import gc
+import io
 import os
+import pickle
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -88,11 +92,7 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path):
     home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = OPTIMIZERS["AdamW"](model.parameters())
     train(model, optimizer, home)
-    with pytest.raises(RuntimeError, match="comes and goes"):
-        torch.save(model.state_dict(), tmp_path / "refused.pt")
-    copies = {name: each.clone() for name, each in model.state_dict().items()}
-    states = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, optimizer.state_dict())
-    torch.save((copies, states), tmp_path / "checkpoint.pt")
+    torch.save((model.state_dict(), optimizer.state_dict()), tmp_path / "checkpoint.pt")
 
     model = new_model()
     home.manage(model, device_bytes=0, minimum_bytes=0)
@@ -101,6 +101,197 @@ def test_training_goes_on_from_a_checkpoint(home, tmp_path):
     model.load_state_dict(weights)
     optimizer.load_state_dict(states)
     assert_equal(train(model, optimizer, home, first=10), expected)
+
+
+def trained(home, **how):
+    """A managed model and torch's optimizer after some steps, and what the same has that is not managed."""
+    found = []
+    for is_managed in (True, False):
+        model = new_model()
+        model.register_buffer("count", torch.arange(3))
+        if is_managed:
+            home.manage(model, **{"device_bytes": 0, "minimum_bytes": 0} | how)
+        optimizer = OPTIMIZERS["AdamW"](model.parameters())
+        train(model, optimizer, contextlib.nullcontext(), steps=2)
+        found += [model, optimizer]
+    return found
+
+
+def saved_by_torch(known):
+    file = io.BytesIO()
+    torch.save(known, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def saved_by_safetensors(known):
+    safetensors = pytest.importorskip("safetensors.torch")
+    return safetensors.load(safetensors.save({name: each for name, each in known.items() if not name.startswith("6.")}))
+
+
+READERS = {
+    "values": lambda known: dict(zip(known, known.values(), strict=True)),
+    "items": lambda known: dict(known.items()),
+    "get": lambda known: {name: known.get(name) for name in known},
+    "pop": lambda known: {name: known.pop(name) for name in list(known)},
+    "copy": lambda known: known.copy(),
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "unpacked": lambda known: {**known},
+    "update": lambda known: [new := {}, new.update(known)][0],
+    "pickle": lambda known: pickle.loads(pickle.dumps(known)),
+    "deepcopy": copy.deepcopy,
+    "torch.save": saved_by_torch,
+    "safetensors": saved_by_safetensors,
+    "tree_map": lambda known: torch.utils._pytree.tree_map(lambda each: each, known),
+}
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("how", [{}, {"device_bytes": "1GiB"}, {"weights": False}, {"resident_bytes": "8KiB"}])
+def test_a_state_dict_has_copies_that_everybody_reads(home, read, how):
+    model, optimizer, plain, its_optimizer = trained(home, **how)
+    found, expected = READERS[read](model.state_dict()), plain.state_dict()
+    assert {*expected} - {*found} <= {"6.weight"}
+    for name, each in found.items():
+        assert each.data_ptr() != 0 and each.stride() == expected[name].stride() and not each.requires_grad
+        assert torch.equal(torch.from_numpy(each.numpy()), expected[name])
+    for number, state in its_optimizer.state_dict()["state"].items():
+        found = READERS[read](optimizer.state_dict()["state"][number])
+        assert found.keys() == state.keys()
+        assert all(torch.equal(torch.from_numpy(each.numpy()), state[name]) for name, each in found.items())
+
+
+def test_a_state_dict_has_one_copy_of_a_tied_weight_and_keeps_what_it_has_read(home):
+    model, *_ = trained(home)
+    known = model.state_dict()
+    address = known["6.weight"].data_ptr()
+    assert known["0.weight"].data_ptr() == address != known["1.weight"].data_ptr()
+    assert known["6.weight"] is known["6.weight"]
+    assert saved_by_torch(known)["0.weight"].data_ptr() != 0
+    copied = copy.deepcopy(known)
+    assert copied["0.weight"].data_ptr() == copied["6.weight"].data_ptr() != address
+    copied = copy.deepcopy(model.state_dict())
+    assert type(copied) is OrderedDict and copied._metadata == known._metadata
+    assert copied["0.weight"].data_ptr() == copied["6.weight"].data_ptr()
+
+
+def test_a_state_dict_copies_what_is_asked_for_alone(home):
+    model, *_ = trained(home)
+    copied = []
+    original = ebb._state_dict.to_host
+    try:
+        ebb._state_dict.to_host = lambda value: copied.append(value.shape) or original(value)
+        known = model.state_dict()
+        assert "1.weight" in known and len(known) == 9 and list(known)[0] == "count"
+        assert copied == []
+        known["1.bias"], known["1.bias"]
+    finally:
+        ebb._state_dict.to_host = original
+    assert copied == [model[1].bias.shape]
+
+
+def test_state_dicts_in_modules_of_others_have_their_names(home):
+    model, _, plain, _ = trained(home)
+    outer = torch.nn.ModuleDict({"inner": model, "other": torch.nn.Linear(2, 2)})
+    outer.register_state_dict_post_hook(lambda module, known, prefix, metadata: known.update(mine=torch.ones(1)))
+    known = outer.state_dict(prefix="a.")
+    assert known["a.inner.1.weight"].data_ptr() != 0 and known["mine"].item() == 1 and "a.other.bias" in known
+    assert torch.equal(known["a.inner.1.weight"], plain[1].weight)
+    assert type(torch.nn.Linear(2, 2).state_dict()) is OrderedDict
+    into = OrderedDict()
+    assert model.state_dict(destination=into) is into  # what others make of it is theirs
+
+
+def test_a_state_dict_may_have_the_managed_tensors_themselves(home):
+    model, *_ = trained(home)
+    known = model.state_dict(keep_vars=True)
+    assert known["1.weight"] is model[1].weight
+    with torch.no_grad():
+        known["1.weight"].fill_(2.0)
+    assert torch.equal(model.state_dict()["1.weight"], torch.full((64, 16), 2.0))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_is_loaded_by_managed_modules_and_others(home, assign):
+    model, optimizer, plain, its_optimizer = trained(home)
+    expected = train(plain, its_optimizer, contextlib.nullcontext(), first=2)
+    for manage in (False, True):
+        other = new_model()
+        other.register_buffer("count", torch.zeros(3, dtype=torch.int64))
+        if manage:
+            home.manage(other, device_bytes=0, minimum_bytes=0)
+        known = model.state_dict()
+        assert not other.load_state_dict(known, assign=assign).missing_keys
+        if assign:
+            other[6].weight = other[0].weight
+        its = OPTIMIZERS["AdamW"](other.parameters())
+        its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert_equal(train(other, its, contextlib.nullcontext(), first=2), expected)
+    with pytest.raises(RuntimeError, match="Unexpected"):
+        torch.nn.Linear(2, 2).load_state_dict(model.state_dict())
+    model.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert_equal(train(model, optimizer, contextlib.nullcontext(), first=2), expected)
+
+
+def test_states_that_torchs_optimizer_loads_are_managed(home):
+    model, optimizer, _, its_optimizer = trained(home)
+    known = copy.deepcopy(its_optimizer.state_dict())
+    before = home.stats().managed.bytes
+    optimizer.load_state_dict(known)
+    gc.collect()
+    assert home.stats().managed.bytes == before
+    for state in optimizer.state.values():
+        state["step"].numpy()
+        with pytest.raises(RuntimeError, match="comes and goes"):
+            state["exp_avg"].numpy()
+    assert known["state"][0]["exp_avg"].numpy().any()  # is nobody's
+
+
+def test_a_copy_of_a_managed_model_has_a_plain_state_dict(home):
+    model, _, plain, _ = trained(home)
+    copied = copy.deepcopy(model)
+    assert type(copied.state_dict()) is OrderedDict
+    assert_equal(list(copied.state_dict().values()), list(plain.state_dict().values()))
+
+
+def test_legacy_methods_of_a_managed_tensor_make_tensors_of_its_kind(home):
+    for dtype in (torch.float32, torch.bfloat16):
+        managed = torch.ones(64, dtype=dtype)
+        home.manage([managed], device_bytes=0, minimum_bytes=0)
+        assert torch.equal(managed.new_tensor([1, 2]), torch.tensor([1, 2], dtype=dtype))
+        assert managed.new_tensor([1, 2], dtype=torch.int64, requires_grad=False).dtype == torch.int64
+        assert managed.new(2, 3).shape == (2, 3) and managed.new([1.0]).dtype == dtype
+    assert torch.ones(2).new_tensor([1]).dtype == torch.float32
+
+
+SHARED = """
+import torch, ebb
+home = ebb.Offloader("cpu")
+managed, plain = torch.ones(64), torch.ones(64)
+home.manage([managed], device_bytes=0, minimum_bytes=0)
+
+def check():
+    assert not managed.is_shared()
+    for share in (managed.share_memory_, managed.untyped_storage().share_memory_):
+        try:
+            share()
+        except RuntimeError as error:
+            assert "cannot be shared with other processes" in str(error), error
+        else:
+            raise AssertionError("no error")
+    assert torch.equal(managed + 0, torch.ones(64))
+
+check()
+with torch.profiler.profile(record_shapes=True, profile_memory=True):
+    check()
+assert plain.share_memory_().is_shared()
+"""
+
+
+def test_sharing_a_managed_tensors_memory_is_one_clear_error():
+    run_python(SHARED)
 
 
 @pytest.mark.parametrize(

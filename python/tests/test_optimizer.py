@@ -82,6 +82,89 @@ def test_bfloat16_has_the_bits_of_float32_masters(home, kind, options, managed, 
     assert_equal(train(model, optimizer, home), expected)
 
 
+WRITES = {
+    "copy_": lambda weight, value: weight.copy_(value),
+    "data.copy_": lambda weight, value: weight.data.copy_(value),
+    "data =": lambda weight, value: setattr(weight, "data", value),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("managed", [False, True])
+@pytest.mark.parametrize("update_in", ["step", "backward", "next_use"])
+@pytest.mark.parametrize("update_on", ["device", "cpu"])
+def test_a_weight_that_the_program_writes_counts_and_the_rest_keeps_its_master(home, write, managed, update_in, update_on):
+    def run(optimizer_of, with_masters):
+        torch.manual_seed(1)
+        weight = torch.nn.Parameter(torch.randn(8, 16).bfloat16())
+        if managed:
+            home.manage([weight], device_bytes=0, minimum_bytes=0)
+        optimizer = optimizer_of([weight])
+        for step in range(6):
+            weight.sin().float().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 2:
+                with torch.no_grad():
+                    value = weight.clone()
+                    value[:, 3:7] = 0.25
+                    if with_masters:  # which the program has to write, too
+                        optimizer.masters[0][:, 3:7] = 0.25
+                    WRITES[write](weight, value)
+        return weight.detach().clone()
+
+    def ours(parameters):
+        return ebb.AdamW(parameters, lr=1e-2, update_in=update_in, update_on=update_on)
+
+    found = run(ours, False)
+    if update_on == "device":
+        assert torch.equal(found, run(lambda parameters: PlainWithMasters("AdamW", parameters, lr=1e-2), True))
+    else:  # whose kernels round otherwise
+        expected = run(lambda parameters: PlainWithMasters("AdamW", parameters, lr=1e-2), True)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("update_in", ["step", "next_use"])
+@pytest.mark.parametrize("elements_at_once", [1 << 24, 40])
+def test_weights_may_be_loaded_before_or_after_their_masters(monkeypatch, home, update_in, elements_at_once):
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", elements_at_once)
+
+    def new():
+        model = new_half_model()
+        home.manage(model, device_bytes=0, minimum_bytes=0)
+        return model, ebb.AdamW(model.parameters(), lr=1e-3, update_in=update_in)
+
+    model, optimizer = new()
+    steps_of(model, optimizer)
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    states = optimizer.state_dict()
+    expected = steps_of(model, optimizer)
+    for first in ("weights", "states"):
+        model, optimizer = new()
+        steps_of(model, optimizer)  # of another run
+        for what in sorted(("weights", "states"), key=first.__ne__):
+            model.load_state_dict(weights) if what == "weights" else optimizer.load_state_dict(states)
+        assert_equal(steps_of(model, optimizer), expected)
+
+
+@pytest.mark.parametrize("update_on", ["device", "cpu"])
+def test_a_master_that_outlives_its_parameter_is_updated_as_in_step(home, update_on):
+    found = []
+    for update_in in ("step", "next_use"):
+        weight = torch.linspace(0, 1, 64).bfloat16().requires_grad_()
+        home.manage([weight], device_bytes=0, minimum_bytes=0)
+        optimizer = ebb.AdamW([weight], update_in=update_in, update_on=update_on)
+        for _ in range(3):
+            weight.sin().float().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        master = optimizer.state[weight]["master"]
+        del optimizer, weight
+        gc.collect()
+        found.append(master.clone())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("update_in", ["step", "next_use"])
 def test_a_state_that_options_ask_for_later_is_made_then(home, update_in):
     plain, model = new_model(), new_model()
@@ -649,6 +732,80 @@ def test_what_is_to_stay_on_the_device_stays(home):
     assert 0 < stats.managed_resident.now_bytes <= 8192 == stats.managed_resident.capacity_bytes
     assert stats.managed.bytes > 0
     next(model.parameters()).data_ptr()  # a resident tensor's memory does not go
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+def test_a_checkpoint_that_is_older_than_an_option_is_taken(kind):
+    model = new_model()
+    optimizer = getattr(ebb, kind)(model.parameters(), maximize=True)
+    known = getattr(torch.optim, kind)(new_model().parameters(), maximize=True).state_dict()
+    del known["param_groups"][0]["maximize"]
+    optimizer.load_state_dict(known)
+    assert optimizer.param_groups[0]["maximize"] is False
+    assert "maximize" not in known["param_groups"][0]
+
+
+def test_states_of_the_programs_own_are_kept(tmp_path):
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters())
+    steps_of(model, optimizer)
+    optimizer.state["mine"] = 1
+    known = optimizer.state_dict()
+    assert known["state"]["mine"] == 1
+    ebb.save(optimizer, tmp_path / "optimizer.pt")
+    assert torch.load(tmp_path / "optimizer.pt")["state"]["mine"] == 1
+    again = ebb.AdamW(new_model().parameters())
+    again.load_state_dict(known)
+    assert again.state["mine"] == 1
+    steps_of(model, again)
+
+
+def test_hooks_of_a_state_dict_see_whole_states_and_may_replace_them():
+    model = new_model()
+    optimizer = ebb.AdamW(model.parameters(), lr=1e-2)
+    steps_of(model, optimizer)
+    seen = []
+
+    def first_moments(known):
+        return [state["exp_avg"] for state in known["state"].values()]
+
+    def negate(optimizer, known):
+        seen.append(len(first_moments(known)))
+        state = {key: each | {"exp_avg": -each["exp_avg"]} for key, each in known["state"].items()}
+        return known | {"state": state}
+
+    optimizer.register_state_dict_pre_hook(lambda optimizer: seen.append("before saving"))
+    optimizer.register_state_dict_post_hook(negate)
+    known = optimizer.state_dict()
+    loaded = ebb.AdamW(new_model().parameters(), lr=7.0)
+    loaded.register_load_state_dict_pre_hook(negate)
+    loaded.register_load_state_dict_post_hook(lambda optimizer: seen.append(optimizer.param_groups[0]["lr"]))
+    loaded.register_load_state_dict_post_hook(lambda optimizer: seen.append(len(first_moments(optimizer.state_dict()))))
+    loaded.load_state_dict(known)
+    count = len(known["state"])
+    assert seen == ["before saving", count, count, 1e-2, count]
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    assert_equal(first_moments(known), [-each for each in moments])
+    assert_equal(first_moments(loaded.state_dict()), moments)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_state_in_parts_is_read_by_its_name(monkeypatch, home, loaded):
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", 40)
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = ebb.AdamW(model.parameters())
+    steps_of(model, optimizer)
+    known = optimizer.state_dict()
+    if loaded:
+        optimizer.load_state_dict(known)
+    state = optimizer.state[model[1].weight]
+    assert len(state["parts"]) > 1
+    assert torch.equal(state["exp_avg"], known["state"][1]["exp_avg"])
+    with pytest.raises(RuntimeError, match="clone"):  # it would be lost
+        state["exp_avg"].zero_()
+    with pytest.raises(KeyError, match="max_exp_avg_sq"):
+        state["max_exp_avg_sq"]
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])

@@ -1,3 +1,4 @@
+import copy
 import os
 import resource
 import signal
@@ -175,6 +176,22 @@ def test_kill_leaves_one_whole_checkpoint(tmp_path, at):
         torch.load(each)
 
 
+def test_state_dicts_are_written_without_copies_of_everything(home, tmp_path, monkeypatch):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, home, steps=2)
+    known = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    expected = copy.deepcopy(known)
+    with monkeypatch.context() as patched:
+        patched.setattr("ebb._state_dict.to_host", None)
+        ebb.save(known, tmp_path / "checkpoint.pt")
+    found = torch.load(tmp_path / "checkpoint.pt")
+    assert_same_tree(found, expected)
+    assert found["model"]._metadata == expected["model"]._metadata
+    assert found["model"]["0.weight"].data_ptr() == found["model"]["6.weight"].data_ptr()
+
+
 def test_host_memory_holds_one_tensor_at_a_time(tmp_path):
     most, whole = map(int, run_python(f"PATH = {str(tmp_path / 'checkpoint.pt')!r}" + MEMORY).split())
     assert most < whole // 3
@@ -250,3 +267,19 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 def test_an_empty_path_is_no_file(home):
     with pytest.raises(FileNotFoundError):
         ebb.save({}, "")
+
+
+@pytest.mark.parametrize("name", ["a" * 233, "a" * 234, "a" * 255, "\u00e4" * 127])
+@pytest.mark.parametrize("has_nameless_files", [False, True])
+def test_a_long_name_is_a_files(tmp_path, monkeypatch, name, has_nameless_files):
+    if not has_nameless_files:
+        monkeypatch.setattr("ebb._save._without_name", lambda folder: None)
+    ebb.save(torch.ones(3), tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
+    assert torch.equal(torch.load(tmp_path / name), torch.ones(3))
+
+
+def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch._C.PyTorchFileWriter", None)
+    with pytest.raises(OSError, match="too long"):
+        ebb.save(torch.ones(3), tmp_path / ("a" * 256))

@@ -3,6 +3,8 @@
 import functools
 import os
 import re
+import signal
+import traceback
 
 import pytest
 import torch
@@ -47,21 +49,26 @@ def llama():
     return make
 
 
-def weights_trained_by_transformers(model, folder, **named):
+def arguments_for_transformers(folder, **named):
     import transformers
 
-    arguments = transformers.TrainingArguments(
+    return transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=4,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
         report_to=[],
-        save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
         seed=3,
         **named,
     )
+
+
+def weights_trained_by_transformers(model, folder, **named):
+    import transformers
+
+    arguments = arguments_for_transformers(folder, save_strategy="no", **named)
     transformers.Trainer(model=model, args=arguments, train_dataset=tokens()).train()
     return weights(model)
 
@@ -202,6 +209,134 @@ def test_lightning_that_does_not_call_what_is_wrapped_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="training_step"):
         _, offloader = weights_trained_by_lightning(lambda module: ebb.wrap(module, **EVERYTHING), tmp_path, False)
     assert offloader.stats().saved.tensors == 0
+
+
+KILLED_AND_RESUMED = [
+    ("disk", torch.float32, torch.optim.AdamW),
+    ("host", torch.float32, ebb.AdamW),
+    ("disk", torch.bfloat16, ebb.AdamW),
+    ("host", torch.bfloat16, torch.optim.AdamW),
+]
+
+
+def assert_a_killed_run_is_resumed(train, home, folder):
+    """`train(folder, manage, kill, resume)` saves to the folder on its way, is killed later, and returns weights at its end."""
+
+    def manage(model):
+        offloader = ebb.wrap(model, keep=[], **EVERYTHING, home=home)
+        offloader.manage(model, device_bytes="4KiB", minimum_bytes=0)
+        assert offloader.stats().managed.tensors > 0
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    expected = train(folder / "plain", lambda model: None, lambda: None, False)
+    child = os.fork()
+    if child == 0:
+        try:
+            train(folder / "managed", manage, kill, False)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert_equal(train(folder / "managed", manage, lambda: None, True), expected)
+
+
+def without_dropout():
+    """Lightning saves no random state, and accelerate draws from it to resume."""
+    model = new_model()
+    model.body[5].p = 0.0
+    return model
+
+
+@pytest.mark.parametrize(("home", "dtype", "optimizer"), KILLED_AND_RESUMED)
+def test_transformers_trainer_resumes_managed_parameters(llama, tmp_path, home, dtype, optimizer):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    def train(folder, manage, kill, resume):
+        class Kill(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, **named):
+                if state.global_step == 3:
+                    kill()
+
+        model = llama().to(dtype)
+        manage(model)
+        trainer = transformers.Trainer(
+            model=model,
+            args=arguments_for_transformers(folder, save_strategy="steps", save_steps=2),
+            train_dataset=tokens(),
+            optimizers=(optimizer(model.parameters(), lr=1e-2), None),
+            callbacks=[Kill()],
+        )
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2") if resume else None)
+        return weights(model)
+
+    assert_a_killed_run_is_resumed(train, home, tmp_path)
+
+
+@pytest.mark.parametrize(("home", "dtype", "optimizer"), KILLED_AND_RESUMED)
+def test_accelerate_resumes_managed_parameters(tmp_path, home, dtype, optimizer):
+    accelerate = pytest.importorskip("accelerate")
+
+    def train(folder, manage, kill, resume):
+        model = without_dropout().to(dtype)
+        manage(model)
+        accelerator = accelerate.Accelerator(cpu=True)
+        rows = torch.randn(24, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+        model, its, loader = accelerator.prepare(
+            model, optimizer(model.parameters(), lr=1e-2), torch.utils.data.DataLoader(rows, batch_size=4)
+        )
+        if resume:
+            accelerator.load_state(str(folder))
+            loader = accelerator.skip_first_batches(loader, 3)
+        for number, batch in enumerate(loader, 3 if resume else 0):
+            accelerator.backward(model(batch).float().square().mean())
+            its.step()
+            its.zero_grad()
+            if number == 2:
+                accelerator.save_state(str(folder))
+                kill()
+        return weights(accelerator.unwrap_model(model))
+
+    assert_a_killed_run_is_resumed(train, home, tmp_path)
+
+
+@pytest.mark.parametrize(("home", "dtype", "optimizer"), KILLED_AND_RESUMED)
+def test_lightning_resumes_managed_parameters(tmp_path, home, dtype, optimizer):
+    lightning = pytest.importorskip("lightning")
+
+    def train(folder, manage, kill, resume):
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model = without_dropout().to(dtype)
+
+            def training_step(self, batch, index):
+                if self.current_epoch == 1 and index == 1:
+                    kill()
+                return self.model(batch).float().square().mean()
+
+            def configure_optimizers(self):
+                return optimizer(self.parameters(), lr=1e-2)
+
+        module = Module()
+        manage(module.model)
+        rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+        trainer = lightning.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        loader = torch.utils.data.DataLoader(rows, batch_size=8)
+        saved = folder / "checkpoints" / "epoch=0-step=4.ckpt"
+        trainer.fit(module, loader, ckpt_path=saved if resume else None)
+        return weights(module)
+
+    assert_a_killed_run_is_resumed(train, home, tmp_path)
 
 
 PROGRAM = """
