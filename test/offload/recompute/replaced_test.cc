@@ -192,5 +192,45 @@ TEST_CASE_METHOD(NoLeak, "what was computed from a storage that got new memory i
   }
 }
 
+// Five steps over two weights, of which the first has no memory from the forward pass on until backward comes to it, as
+// FSDP does with parameters. Under a budget all that can be recomputed is.
+Tensors train_sharded(const Run& run) {
+  if (run.offloader() != nullptr) {
+    run.offloader()->parameters_may_be_sharded();
+  }
+  Inputs in;
+  const at::Tensor first = in.leaf({16, 16});
+  const at::Tensor second = in.leaf({16, 16});
+  for (int step = 0; step < 5; ++step) {
+    at::Tensor loss;
+    at::Tensor bytes;
+    {
+      const auto guard = run.guard();
+      const at::Tensor hidden = in.activation({16, 16}).mm(first);
+      hidden.register_hook([&](const at::Tensor& gradient) {
+        const at::NoGradGuard no_grad;
+        at::native::resize_bytes_cpu(first.storage().unsafeGetStorageImpl(), bytes.nbytes());
+        first.variable_data().copy_(bytes);
+        return gradient;
+      });
+      loss = hidden.mm(second).sin().sum();
+      bytes = first.detach().clone();
+      at::native::resize_bytes_cpu(first.storage().unsafeGetStorageImpl(), 0);
+    }
+    loss.backward();
+  }
+  return in.gradients();
+}
+
+TEST_CASE_METHOD(NoLeak, "under a budget nothing is computed again from a parameter whose memory comes and goes") {
+  Setting setting = late_without_stash();
+  setting.options.policy = nullptr;
+  setting.options.device_budget = LeastMemory{};
+  setting.options.planned_minimum_bytes = 1;
+  setting.options.stash_bytes.reset();
+  setting.options.window_bytes.reset();
+  expect_parity(train_sharded, setting);
+}
+
 }  // namespace
 }  // namespace ebb
