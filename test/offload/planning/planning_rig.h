@@ -47,10 +47,10 @@ inline Tensors train_step(Offloader* offloader, std::int64_t rows = 64) {
   return in.gradients();
 }
 
-inline std::uint64_t plain_peak(MeteredDevice& device) {
-  train_step(nullptr);
+inline std::uint64_t plain_peak(MeteredDevice& device, std::int64_t rows = 64) {
+  train_step(nullptr, rows);
   device.start_peak();
-  train_step(nullptr);
+  train_step(nullptr, rows);
   return device.peak();
 }
 
