@@ -201,7 +201,7 @@ class Lent {
     for (std::size_t i = 0; i < most && std::max(let_go.size(), looked_at.size()) < kAtOnce; ++i) {
       next_to_take_over_ = next_to_take_over_ < entries_.size() ? next_to_take_over_ : 0;
       Entry& entry = entries_[next_to_take_over_++];
-      if (!entry.may_be_taken_over() || (!entry.is_nobodys && is_held_by_others_locked(entry))) {
+      if (!entry.may_be_taken_over()) {
         continue;
       }
       if (!std::exchange(entry.is_nobodys, true)) {
@@ -216,19 +216,6 @@ class Lent {
       }
     }
     return released;
-  }
-
-  // Whether anybody besides backward has the entry's memory: a tensor that was lent in an earlier pass, and that the
-  // program keeps as a gradient, is without hooks the very tensor that was saved, and so is not taken over.
-  [[nodiscard]] bool is_held_by_others_locked(const Entry& entry) const EBB_REQUIRES(mutex_) {
-    const c10::StorageImpl* const memory = entry.memory.unsafeGetStorageImpl();
-    std::size_t known = 0;
-    for (const Entry& each : entries_) {
-      if (memory != nullptr && each.memory.unsafeGetStorageImpl() == memory) {
-        known += each.handed.expired() ? 1 : 2;
-      }
-    }
-    return memory != nullptr && entry.memory.use_count() > known;
   }
 
   static inline std::atomic<Lent*> instance_{nullptr};
