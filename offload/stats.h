@@ -49,6 +49,7 @@ struct Stats {
   Count fetched;                           // copies in; several of one storage if a retained graph runs again
   Count recomputed;  // storages made again; one counts several times if a retained graph runs again
   Count reused;      // fetches that found an offloaded storage still on the device, and copied nothing
+  Count still_held;  // of these, storages that the program itself has held: to move them has freed nothing
 
   std::uint64_t stalls = 0;  // waits that held the compute stream up
   double stalled_ms = 0;

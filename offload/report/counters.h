@@ -39,10 +39,12 @@ struct Counters {
   Counter fetched;
   Counter recomputed;
   Counter reused;
+  Counter still_held;
   std::atomic<std::uint64_t> steps{0};
 
   void reset() {
-    for (Counter* counter : {&saved, &offloaded, &dropped, &evicted, &deduplicated, &fetched, &recomputed, &reused}) {
+    for (Counter* counter :
+         {&saved, &offloaded, &dropped, &evicted, &deduplicated, &fetched, &recomputed, &reused, &still_held}) {
       counter->reset();
     }
     for (Counter& counter : kept) {

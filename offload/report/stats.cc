@@ -71,6 +71,9 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   }
   text += line("fetched", stats.fetched);
   text += line("still on the device", stats.reused);
+  if (stats.still_held.tensors > 0) {
+    text += line("  held by the program", stats.still_held);
+  }
   text += line("recomputed", stats.recomputed);
   text += fmt::format("{:<32}{:>14}{:>14}{:>14}\n", "", "now", "peak", "bound");
   text += line("saved on the device", stats.saved_on_device);

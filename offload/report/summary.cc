@@ -13,10 +13,15 @@ std::uint64_t gone_bytes(const Stats& stats) {
   return stats.offloaded.bytes + stats.dropped.bytes + stats.evicted.bytes;
 }
 
+// What was on the device at most, with what the program has held there itself in a step.
+std::uint64_t peak_bytes(const Stats& stats) {
+  return stats.saved_on_device.peak_bytes + stats.still_held.bytes / std::max<std::uint64_t>(1, stats.steps);
+}
+
 // Whether the peak is lower by a few percent than with everything kept. A smaller gain is not worth a copy.
 bool has_gained(const Stats& stats) {
   constexpr double kFewPercent = 0.05;
-  return static_cast<double>(stats.saved_on_device.peak_bytes) <
+  return static_cast<double>(peak_bytes(stats)) <
          (1 - kFewPercent) * static_cast<double>(stats.saved_if_kept.peak_bytes);
 }
 
@@ -30,7 +35,8 @@ bool has_moved_much(const Stats& stats) {
 }  // namespace
 
 std::string summary(const Stats& stats) {
-  const std::uint64_t peak = stats.saved_on_device.peak_bytes;
+  const std::uint64_t peak =
+      std::min(peak_bytes(stats), std::max(stats.saved_if_kept.peak_bytes, stats.saved_on_device.peak_bytes));
   const std::uint64_t if_kept = stats.saved_if_kept.peak_bytes;
   if (stats.steps == 0 && gone_bytes(stats) == 0) {  // nobody was asked about a storage
     return stats.saved.tensors == 0
@@ -61,8 +67,13 @@ std::vector<std::string> warnings(const Stats& stats, const std::vector<Matches>
         "What backward wants at once is better kept (NoOpGuard), a few large storages may all fit into stash and "
         "window "
         "(Options::stash_bytes, window_bytes), and Options::device_budget plans what is worth moving.",
-        human_bytes(gone_bytes(stats)), human_bytes(stats.saved_on_device.peak_bytes),
-        human_bytes(stats.saved_if_kept.peak_bytes)));
+        human_bytes(gone_bytes(stats)), human_bytes(peak_bytes(stats)), human_bytes(stats.saved_if_kept.peak_bytes)));
+  }
+  if (stats.still_held.bytes * 2 > gone_bytes(stats)) {
+    found.push_back(fmt::format(
+        "the program has held {} of the {} that left the device, so that this has freed nothing: exclude what it "
+        "holds (Offloader::exclude), or let go of it before backward",
+        human_bytes(stats.still_held.bytes), human_bytes(gone_bytes(stats))));
   }
   for (const Matches& each : matches) {
     if (each.asked > 0 && each.matched == 0) {

@@ -48,6 +48,7 @@ Stats Residency::stats() {
   stats.fetched = counters.fetched.count();
   stats.recomputed = counters.recomputed.count();
   stats.reused = counters.reused.count();
+  stats.still_held = counters.still_held.count();
   stats.steps = counters.steps;
   {
     const MutexLock lock(reset_mutex_);

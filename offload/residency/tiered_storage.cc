@@ -228,6 +228,7 @@ c10::Storage TieredStorage::try_find(c10::Stream stream) {
       } else if (std::optional<c10::Storage> source = live_source_locked()) {
         storage = *std::move(source);
         lent_ = source_lease_.lock();
+        count_if_still_held_locked();
       }
       if (storage) {
         residency_->ledger().counters().reused.add(bytes_);
@@ -375,6 +376,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
                       : !take_room(more, held_bytes, room)) {
       return beside_window;  // a source not held here may still be alive at its unpack
     }
+    count_if_still_held_locked();
     restored_ = std::make_shared<Fetched>(residency_->tier(), *std::move(source), Ticket{}, stream,
                                           device_lease_locked(), std::move(room));
   } else if (handed_out_on_locked(stream)) {  // the program holds the bytes, and an unpack finds them there
@@ -433,6 +435,13 @@ std::optional<c10::Storage> TieredStorage::live_source_locked() const {
     return std::nullopt;
   }
   return c10::Storage(std::move(source));
+}
+
+// Of a source that is alive: whether the stash has let go of it, so that the program has it.
+void TieredStorage::count_if_still_held_locked() {
+  if (source_lease_.expired()) {
+    residency_->ledger().counters().still_held.add(bytes_);
+  }
 }
 
 std::shared_ptr<Gauge::Lease> TieredStorage::device_lease_locked() {

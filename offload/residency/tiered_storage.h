@@ -173,6 +173,7 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   [[nodiscard]] std::shared_ptr<Fetched> restored_on_locked(c10::Stream stream) const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::shared_ptr<Fetched> restore_locked(std::shared_ptr<Fetched> fetched) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::shared_ptr<Fetched> fetch_locked(c10::Stream stream, Gauge::Lease window) EBB_REQUIRES(mutex_);
+  void count_if_still_held_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] std::shared_ptr<Gauge::Lease> device_lease_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
 

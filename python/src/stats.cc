@@ -69,6 +69,7 @@ void bind_stats(py::module_& module) {
       .def_readonly("fetched", &Stats::fetched, "Copies in.")
       .def_readonly("recomputed", &Stats::recomputed, "Storages computed again.")
       .def_readonly("reused", &Stats::reused, "Fetches that found the storage still on the device.")
+      .def_readonly("still_held", &Stats::still_held, "Of these, those that the program itself has held.")
       .def_readonly("stalls", &Stats::stalls, "Waits that held the compute stream up.")
       .def_readonly("stalled_ms", &Stats::stalled_ms, "How long they took, in milliseconds.")
       .def_readonly("steps", &Stats::steps, "Forward passes under a guard.")
