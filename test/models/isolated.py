@@ -49,8 +49,9 @@ def outcomes(make_cases: Callable[[], Cases], seconds: float) -> Iterator[Outcom
                     return
                 why = f"signal {signal.Signals(-process.exitcode).name}" if process.exitcode < 0 else "no case could begin"
             log.seek(0)
-            said = [line.strip() for line in log if not line.startswith("[")]  # as offloaders' summaries do
-        yield case or "before the first case", "failed", f"{why}: {' | '.join(said[-12:])}"
+            said = [line.strip() for line in log]
+        begin = next((n for n, line in enumerate(said) if line.startswith(("Fatal Python error", "terminate"))), -3)
+        yield case or "before the first case", "failed", " | ".join([why, *said[begin:][:10]])
         if case is None:
             return
         done += 1

@@ -138,7 +138,7 @@ def _of_timm(name: str, side: int = 32, **options: Any) -> Toy:
 
     def has_checkpoint(model: Module) -> bool:
         try:
-            model.set_grad_checkpointing(False)
+            model.set_grad_checkpointing(True)
         except (AssertionError, AttributeError):
             return False
         return True
