@@ -265,7 +265,6 @@ ZOO: dict[str, Toy] = {
     ),
     "Wav2Vec2ForCTC": _of_transformers("Wav2Vec2ForCTC", _sound, **SOUND),
     "HubertForCTC": _of_transformers("HubertForCTC", _sound, **SOUND),
-    "WavLMForCTC": _of_transformers("WavLMForCTC", _sound, **SOUND),
     "ASTForAudioClassification": _of_transformers(
         "ASTForAudioClassification",
         _spectrogram,
