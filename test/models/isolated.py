@@ -58,7 +58,8 @@ def outcomes(make_cases: Callable[[], Cases], seconds: float) -> Iterator[Outcom
 
 
 def _judge(make_cases: Callable[[], Cases], first: int, results: Connection, log: IO[Any]) -> None:
-    os.dup2(log.fileno(), sys.stderr.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log.fileno(), stream.fileno())
     faulthandler.enable()
     for number, (case, judge) in enumerate(make_cases()):
         if number >= first:

@@ -50,9 +50,10 @@ def judge(test: unittest.TestCase, guard: Guard) -> tuple[Verdict, str]:
     result = unittest.TestResult()
     with guard():
         test.run(result)
-    if result.wasSuccessful():
-        return ("skipped" if result.skipped else "passed"), ""
-    return "failed", " ".join((*result.errors, *result.failures)[0][1].split())[-300:] if result.errors + result.failures else ""
+    wrong = [*result.errors, *result.failures]
+    if wrong:
+        return "failed", " ".join(wrong[0][1].split())[-300:]
+    return ("skipped" if result.skipped or result.expectedFailures else "passed"), ""
 
 
 def cases(module: ModuleType, tests: str, guard: Guard) -> Cases:
