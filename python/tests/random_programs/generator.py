@@ -70,7 +70,7 @@ class _Generator:
         if self._has_errors and depth and chance < 0.08:
             at = 1 if self._in_ebbs_region else rng.randint(1, 3)
             return Line(rng.choice(operations.ERRORS).format(self._new("r"), at), [])
-        if chance < 0.04:
+        if chance < 0.04 and not self._in_ebbs_region:  # a second run would add the hook to what it captures once more
             return Line(rng.choice(operations.HOOKS).format(self._new("g")), [self._pick(names)])
         operation = rng.choice(operations.OPERATIONS)
         while self._in_ebbs_region and "norm({0})" in operation.text and "run." in operation.text:
