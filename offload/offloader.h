@@ -106,6 +106,15 @@ class Offloader {
   }
   void manage(const std::vector<at::Tensor>& tensors, const Parameters& how = {});
 
+  // Has these tensors, their gradients and the states that optimizers have made of them on the device for good, as if
+  // they had not been given to manage(): whoever asks for their memory finds it, and new gradients stay. Updates that
+  // were put off are done first. Throws as operations on the tensors would; some are then released, and a second call
+  // goes on.
+  template <typename Module>
+  requires requires(const Module& module) { module.named_parameters(); }
+  void release(const Module& module) { release(module.parameters()); }
+  void release(const std::vector<at::Tensor>& tensors);
+
   // Makes the compute streams wait for all copies out of their memory, and lets go of the sources. Meant for measuring;
   // training does not need this call.
   void drain();

@@ -9,7 +9,6 @@
 namespace ebb {
 
 struct Backward::Parts {
-  const CountedBackward counted;
   const LendingPass lending;
   std::optional<EarlyPrefetch> early;
 };

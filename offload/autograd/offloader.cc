@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "offload/autograd/engine.h"
+#include "offload/base/gradient_hook.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/managed_gradients.h"
@@ -200,10 +201,27 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
     } else {
       manage_around(set, tensor);
     }
-    if (how.gradients && is_managed(tensor) && tensor.is_leaf() && tensor.requires_grad()) {
+    if (how.gradients && is_managed(tensor) && tensor.is_leaf()) {
       manage_gradients(set, tensor);
     }
   }
+}
+
+void Offloader::release(const std::vector<at::Tensor>& tensors) {
+  const auto& runtime = this->runtime();
+  const std::shared_ptr<ManagedSet> set = runtime == nullptr ? nullptr : runtime->managed();
+  if (set == nullptr) {
+    return;
+  }
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& tensor : tensors) {
+    leave_gradients_alone(tensor, set.get());
+    all.push_back(tensor);
+    if (tensor.is_leaf() && tensor.grad().defined()) {
+      all.push_back(tensor.grad());
+    }
+  }
+  ebb::release(set, all);
 }
 
 void Offloader::drain() {

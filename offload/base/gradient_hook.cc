@@ -15,49 +15,62 @@ using torch::autograd::PostAccumulateGradHook;
 // LibTorch has room for one hook a leaf.
 class LeafHook final : public PostAccumulateGradHook {
  public:
-  explicit LeafHook(std::unique_ptr<PostAccumulateGradHook> before) : before_(std::move(before)) {}
+  explicit LeafHook(std::unique_ptr<PostAccumulateGradHook> programs) : programs_(std::move(programs)) {}
 
   void operator()(const at::Tensor& leaf) override {
-    if (before_ != nullptr) {
-      (*before_)(leaf);
+    if (programs_ != nullptr) {
+      for (const Call& each : calls_) {
+        if (each.when == WhenCalled::kBeforeToo) {
+          each.call(leaf);
+        }
+      }
+      (*programs_)(leaf);
     }
-    for (const auto& [owner, call] : calls_) {
-      call(leaf);
+    for (const Call& each : calls_) {
+      each.call(leaf);
     }
   }
 
-  void add(const void* owner, std::function<void(const at::Tensor&)> call) {
+  void add(const void* owner, std::function<void(const at::Tensor&)> call, WhenCalled when) {
     remove(owner);
-    calls_.emplace_back(owner, std::move(call));
+    calls_.push_back({owner, std::move(call), when});
   }
 
   void remove(const void* owner) {
-    std::erase_if(calls_, [owner](const auto& each) { return each.first == owner; });
+    std::erase_if(calls_, [owner](const Call& each) { return each.owner == owner; });
   }
 
  private:
-  const std::unique_ptr<PostAccumulateGradHook> before_;  // the program's, or null
-  std::vector<std::pair<const void*, std::function<void(const at::Tensor&)>>> calls_;
+  struct Call {
+    const void* owner;
+    std::function<void(const at::Tensor&)> call;
+    WhenCalled when;
+  };
+
+  const std::unique_ptr<PostAccumulateGradHook> programs_;  // or null
+  std::vector<Call> calls_;
 };
 
 LeafHook* hook_of(const at::Tensor& leaf) {
+  if (torch::autograd::impl::get_autograd_meta(leaf) == nullptr) {  // has never required a gradient
+    return nullptr;
+  }
   return dynamic_cast<LeafHook*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
 }
 
 }  // namespace
 
-void after_each_gradient(const at::Tensor& leaf, const void* owner, std::function<void(const at::Tensor&)> call) {
+void after_each_gradient(const at::Tensor& leaf, const void* owner, std::function<void(const at::Tensor&)> call,
+                         WhenCalled when) {
   if (hook_of(leaf) == nullptr) {
+    torch::autograd::impl::materialize_autograd_meta(leaf);
     auto hook = std::make_unique<LeafHook>(std::move(torch::autograd::impl::post_acc_grad_hooks(leaf)));
     torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(hook));
   }
-  hook_of(leaf)->add(owner, std::move(call));
+  hook_of(leaf)->add(owner, std::move(call), when);
 }
 
 void leave_gradients_alone(const at::Tensor& leaf, const void* owner) {
-  if (torch::autograd::impl::get_autograd_meta(leaf) == nullptr) {  // never required a gradient
-    return;
-  }
   if (LeafHook* const hook = hook_of(leaf)) {
     hook->remove(owner);
   }

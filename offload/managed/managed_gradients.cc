@@ -1,6 +1,8 @@
 #include "offload/managed/managed_gradients.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -11,9 +13,10 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/gradient_hook.h"
-#include "offload/base/managed_key.h"
+#include "offload/base/references.h"
 #include "offload/managed/observed_operations.h"
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 namespace {
@@ -23,17 +26,14 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 // Whoever else holds the gradient may read its memory without an operation, as a DLPack capsule does, and whoever else
 // holds its storage may do so through a tensor that is not observed. An object of Python's, which holds the gradient as
 // well, leads to operations only.
-bool can_be_managed(const at::Tensor& gradient, const ManagedSet& set) {
-  if (!gradient.defined() || is_managed(gradient) || !set.takes(gradient) || gradient.requires_grad()) {
-    return false;
-  }
+bool is_the_leafs_alone(const at::Tensor& gradient) {
   constexpr std::size_t kLeafAndArgument = 2;
   const bool has_python_object = gradient.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
-  return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) && gradient.storage().use_count() == 1;
+  return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) &&
+         references_to(gradient.storage().unsafeGetStorageImpl()) == 1;
 }
 
-// The gradients, of all sets, that are whole and not managed yet. A backward pass manages those of its own alone: once
-// another pass is over, its thread may be reading them.
+// The gradients, of all sets, that are whole and not managed yet, by the backward pass that has made them.
 class WholeGradients {
  public:
   struct Whole {
@@ -43,60 +43,58 @@ class WholeGradients {
     c10::Stream stream;  // of the work that the gradient became whole by
   };
 
-  static WholeGradients& all() {
-    static auto* const gradients = new WholeGradients;  // backward passes run until the process has ended
-    return *gradients;
-  }
+  static WholeGradients& all() { return PerProcess<WholeGradients>::here(); }
 
   // Manages those that the present pass has added before, and adds one.
   void add(Whole whole) {
     const int pass = backward_here();
+    std::vector<Whole> in_use = manage(take(pass));
     bool is_first = false;
-    std::vector<Whole> before;
-    std::unordered_map<int, std::vector<Whole>> of_failed;  // destroyed after the lock is released
     {
       const MutexLock lock(mutex_);
-      is_first = whole_.find(pass) == whole_.end();
-      if (is_first && in_backward() &&
-          backward_passes() <= 1) {  // others have failed: their gradients stay where they are
-        of_failed.swap(whole_);
-      }
-      before = std::exchange(whole_[pass], {});
-      whole_[pass].push_back(std::move(whole));
+      const auto [of_pass, is_new] = whole_.try_emplace(pass);
+      is_first = is_new;
+      in_use.push_back(std::move(whole));
+      std::ranges::move(in_use, std::back_inserter(of_pass->second));
     }
-    manage(std::move(before));
     if (is_first && in_backward()) {
-      torch::autograd::Engine::get_default_engine().queue_callback([this, pass] { manage_all(pass); });
+      // The callbacks of a pass that fails are not called, but end with the pass.
+      const std::shared_ptr<void> forgets(nullptr, [this, pass](void* /*none*/) { static_cast<void>(end(pass)); });
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [this, pass, forgets] { static_cast<void>(manage(end(pass))); });
     }
   }
 
  private:
-  void manage_all(int pass) {
-    std::vector<Whole> whole;
-    {
-      const MutexLock lock(mutex_);
-      if (const auto found = whole_.find(pass); found != whole_.end()) {
-        whole = std::move(found->second);
-        whole_.erase(found);
-      }
-    }
-    manage(std::move(whole));
+  // Leaves the pass with none.
+  std::vector<Whole> take(int pass) {
+    const MutexLock lock(mutex_);
+    const auto found = whole_.find(pass);
+    return found == whole_.end() ? std::vector<Whole>() : std::exchange(found->second, {});
   }
 
-  // Gradients that may not be managed now stay where they are.
-  static void manage(std::vector<Whole> whole) {
-    if (backward_passes() > 1) {  // another pass may be adding to one of them
-      return;
-    }
-    for (const Whole& each : whole) {
+  std::vector<Whole> end(int pass) {
+    const MutexLock lock(mutex_);
+    const auto found = whole_.find(pass);
+    return found == whole_.end() ? std::vector<Whole>() : whole_.extract(found).mapped();
+  }
+
+  // Returns those that operations are using. What cannot be managed stays where it is.
+  static std::vector<Whole> manage(std::vector<Whole> whole) {
+    std::vector<Whole> in_use;
+    for (Whole& each : whole) {
       const std::shared_ptr<ManagedSet> set = each.set.lock();
       const at::Tensor gradient(each.gradient.lock());
-      if (set == nullptr || !can_be_managed(gradient, *set)) {
+      if (set == nullptr || !gradient.defined() || !set->takes(gradient) || has_home(gradient) ||
+          !is_the_leafs_alone(gradient)) {
         continue;
       }
       const c10::StreamGuard there(each.stream);  // this leaf's accumulation may be on another
-      try_to_manage(set, gradient, each.slot);
+      if (!try_to_manage(set, gradient, each.slot)) {
+        in_use.push_back(std::move(each));
+      }
     }
+    return in_use;
   }
 
   Mutex mutex_;
@@ -106,13 +104,23 @@ class WholeGradients {
 }  // namespace
 
 void manage_gradients(const std::shared_ptr<ManagedSet>& set, const at::Tensor& leaf) {
-  after_each_gradient(leaf, set.get(), [weak = std::weak_ptr(set), slot = set->make_slot()](const at::Tensor& here) {
-    const std::shared_ptr<ManagedSet> there = weak.lock();
-    if (there != nullptr && here.grad().defined()) {  // a call before this may have used the gradient up
-      const c10::Stream stream = there->residency().tier().current_stream();
-      WholeGradients::all().add({WeakTensor(here.grad().getIntrusivePtr()), weak, slot, stream});
-    }
-  });
+  after_each_gradient(
+      leaf, set.get(),
+      [weak = std::weak_ptr(set), slot = ManagedSet::Slot()](const at::Tensor& here) mutable {
+        const std::shared_ptr<ManagedSet> there = weak.lock();
+        const at::Tensor gradient = here.grad();
+        if (there == nullptr || there->residency().forked() ||
+            !gradient.defined() ||  // a call before this may have used the gradient up
+            gradient.requires_grad() || !there->takes(gradient) || has_home(gradient) || !watch(there, gradient)) {
+          return;
+        }
+        if (slot == nullptr) {
+          slot = there->make_slot();
+        }
+        const c10::Stream stream = there->residency().tier().current_stream();
+        WholeGradients::all().add({WeakTensor(gradient.getIntrusivePtr()), weak, slot, stream});
+      },
+      WhenCalled::kBeforeToo);
 }
 
 }  // namespace ebb

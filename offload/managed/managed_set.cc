@@ -27,6 +27,16 @@ bool belongs_to_others(const c10::DataPtr& data) {
   return data.get_context() == nullptr || data.get_deleter() == calls_function;
 }
 
+UseOrder::Where where_of(const ManagedStorage* storage) {
+  using Where = UseOrder::Where;
+  if (storage == nullptr) {
+    return Where::kNowhere;
+  }
+  return storage->is_here()                               ? Where::kHere
+         : storage->is_at_home() || storage->is_leaving() ? Where::kAway
+                                                          : Where::kNowhere;
+}
+
 }  // namespace
 
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
@@ -52,6 +62,7 @@ ManagedSet::Slot ManagedSet::make_slot() {
 
 std::uint32_t ManagedSet::take_item() {
   if (free_items_.empty()) {
+    order_.add(static_cast<std::uint32_t>(storages_.size()));
     storages_.emplace_back();
     in_slot_.push_back(false);
     return static_cast<std::uint32_t>(storages_.size() - 1);
@@ -61,18 +72,66 @@ std::uint32_t ManagedSet::take_item() {
   return item;
 }
 
+ManagedSet::Stored ManagedSet::exchange_stored(std::uint32_t item, Stored storage) {
+  storage.swap(storages_[item]);
+  sort_in(item);
+  return storage;
+}
+
+// Called after each change of where the storage is, so that order_ is right at last, whatever other threads do.
+void ManagedSet::sort_in(std::uint32_t item) noexcept {
+  order_.put(item, where_of(storages_[item].get()), history_.next_place(item));
+}
+
+void ManagedSet::sort_in(const ManagedStorage& storage) noexcept {
+  const MutexLock lock(mutex_);
+  if (storages_[storage.item()].get() == &storage) {
+    sort_in(storage.item());
+  }
+}
+
+// Otherwise sorts the item in.
+bool ManagedSet::is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) {
+  const bool is_sorted = history_.next_place(key.item) == key.next && where_of(storages_[key.item].get()) == where;
+  if (!is_sorted) {
+    sort_in(key.item);
+  }
+  return is_sorted;
+}
+
+// A jump changes the next use of everything. Sorting takes its time only after as many uses as there are items; until
+// then what is looked at is sorted in.
+void ManagedSet::sort_after_jump() {
+  if (jumps_ == history_.jumps() || uses_since_sorted_ < storages_.size() / 4) {
+    return;
+  }
+  jumps_ = history_.jumps();
+  uses_since_sorted_ = 0;
+  for (std::uint32_t item = 0; item < storages_.size(); ++item) {
+    sort_in(item);
+  }
+}
+
+std::uint64_t ManagedSet::fetched_ahead_bytes() const {
+  return limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_));
+}
+
 // Of a slot. What lives there still keeps the item.
 void ManagedSet::give_back(std::uint32_t item) {
+  if (residency_->forked()) {  // another thread of the parent may have held the mutex
+    return;
+  }
   Stored dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   in_slot_[item] = false;
   if (storages_[item] == nullptr || !storages_[item]->is_alive()) {
-    dead = std::exchange(storages_[item], nullptr);
+    dead = exchange_stored(item, nullptr);
     free_items_.push_back(item);
   }
 }
 
-std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot) {
+std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot,
+                                                std::vector<c10::Stream> used_on) {
   residency_->check_process();
   if (belongs_to_others(storage.data_ptr())) {
     throw std::invalid_argument(
@@ -83,9 +142,9 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   std::optional<std::uint32_t> item;
   if (slot != nullptr) {
     const MutexLock lock(mutex_);
-    Stored& there = storages_[*slot];
+    const Stored& there = storages_[*slot];
     if (there == nullptr || !there->is_alive()) {
-      ended = std::exchange(there, nullptr);
+      ended = exchange_stored(*slot, nullptr);
       item = *slot;
     }
   }
@@ -103,15 +162,27 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
     const MutexLock lock(mutex_);
     item = take_item();
   }
-  Stored managed =
-      make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home), *item);
+  Stored managed = make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home),
+                                                             *item, std::move(used_on));
   const MutexLock lock(mutex_);
-  storages_[*item] = managed;
+  static_cast<void>(exchange_stored(*item, managed));
   largest_ = std::max(largest_, storage.nbytes());
   if (log_) {
     log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
   }
   return managed;
+}
+
+void ManagedSet::remove(const Stored& storage) {
+  Stored removed;  // destroyed after the lock is released
+  const std::uint32_t item = storage->item();
+  const MutexLock lock(mutex_);
+  if (storages_[item] == storage) {
+    removed = exchange_stored(item, nullptr);
+    if (!in_slot_[item]) {
+      free_items_.push_back(item);
+    }
+  }
 }
 
 std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
@@ -144,7 +215,20 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
     }
     bring_one(*storage, stream);
   }
-  return is_news && prefetch_expected(CopiesHome::kGiveUp) == Room::kNotYet && !residency_->tier().device().is_cpu();
+  return is_news && prefetch_expected(CopiesHome::kGiveUp, uses.size()) == Room::kNotYet &&
+         !residency_->tier().device().is_cpu();
+}
+
+void ManagedSet::end(std::span<const Use> uses) noexcept {
+  for (const Use& use : uses) {
+    use.storage->end_use(use.written);
+  }
+  const MutexLock lock(mutex_);
+  for (const Use& use : uses) {
+    if (storages_[use.storage->item()] == use.storage) {
+      sort_in(use.storage->item());
+    }
+  }
 }
 
 void ManagedSet::prefetch() noexcept {
@@ -152,7 +236,7 @@ void ManagedSet::prefetch() noexcept {
   const std::shared_ptr<StepRecorder> recorder = recorder_on(residency_->tier().current_stream());
   const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
   try {
-    static_cast<void>(prefetch_expected(CopiesHome::kBlock));
+    static_cast<void>(prefetch_expected(CopiesHome::kBlock, 1));
   } catch (...) {
     log_warning("a managed storage could not be prefetched; whoever uses the bytes fetches them");
   }
@@ -176,7 +260,11 @@ bool ManagedSet::note_use(const Use& use) {
   if (log_) {
     log_->use(use.storage->item(), use.storage->bytes(), use.written);
   }
-  return history_.use(use.storage->item());
+  const std::uint32_t item = use.storage->item();
+  ++uses_since_sorted_;
+  const bool is_news = history_.use(item, use.storage->bytes(), fetched_ahead_bytes());
+  order_.put(item, UseOrder::Where::kNowhere, history_.next_place(item));
+  return is_news;
 }
 
 void ManagedSet::begin_operation() {
@@ -240,9 +328,9 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
   while (gauges_.on_device.now_bytes() + bytes > limit) {
     const std::uint64_t stays = staying_bytes();
     if (stays + bytes > limit_of_staying) {
-      if (const Stored last = last_expected(needed_in)) {
-        if (!send_home(last) && last->can_leave()) {
-          if (last->is_alive()) {
+      if (const auto last = last_expected(needed_in)) {
+        if (!send_home(last->storage) && last->storage->can_leave()) {
+          if (last->storage->is_alive()) {
             return Room::kNotThere;
           }
           forget_the_dead();
@@ -277,31 +365,34 @@ std::uint64_t ManagedSet::staying_bytes() const {
   return held - std::min(held, gauges_.leaving.now_bytes());
 }
 
-// Of the storages on the device that are not in use, the one that is expected last, if that is later than in
-// `needed_in` uses.
-ManagedSet::Stored ManagedSet::last_expected(std::uint64_t needed_in) {
+// Of the storages on the device that are not in use, the one that is expected last, or last before `before`, if that is
+// later than in `needed_in` uses.
+std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t needed_in,
+                                                              const std::optional<UseOrder::Key>& before) {
+  constexpr auto kHere = UseOrder::Where::kHere;
   const MutexLock lock(mutex_);
-  Stored last;
-  std::uint64_t latest = needed_in;
-  for (const Stored& each : storages_) {
-    if (each == nullptr || !each->can_leave()) {
+  sort_after_jump();
+  for (auto key = order_.last(kHere, before); key; key = order_.last(kHere, key)) {
+    if (!is_sorted_in(*key, kHere)) {
       continue;
     }
-    const std::uint64_t next = history_.next_use(each->item());
-    if (next > latest) {
-      latest = next;
-      last = each;
+    if (history_.uses_until(key->next) <= needed_in) {
+      return std::nullopt;
+    }
+    if (const Stored& storage = storages_[key->item]; storage->can_leave()) {
+      return Expected{*key, storage};
     }
   }
-  return last;
+  return std::nullopt;
 }
 
 // kThere: what is expected next is under way, or nothing is away.
-ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
+ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies, std::size_t most) {
   if (gauges_.at_home.now_bytes() == 0 && gauges_.leaving.now_bytes() == 0) {
     return Room::kThere;
   }
-  const std::vector<Wanted> wanted = expected_from_home();
+  constexpr std::size_t kAtLeast = 16;  // beside as many as are used
+  const std::vector<Wanted> wanted = expected_from_home(kAtLeast + most);
   leave_ahead(wanted);
   const Residency::Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
@@ -313,7 +404,9 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
     if (room != Room::kThere) {
       return room;
     }
-    if (!each.storage->prefetch()) {
+    const bool is_under_way = each.storage->prefetch();
+    sort_in(*each.storage);
+    if (!is_under_way) {
       return Room::kNotThere;
     }
     if (is_at_home) {
@@ -323,68 +416,53 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies) {
   return Room::kThere;
 }
 
-// Of the next uses, which storages are not on the device, as far ahead as copies home are started.
-std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home() {
-  const std::uint64_t fetched = limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_));
+// Of the next uses, which storages are not on the device, as far ahead as copies home are started, and at most so many.
+std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home(std::size_t most) {
+  constexpr auto kAway = UseOrder::Where::kAway;
+  constexpr std::size_t kMostLookedAt = 256;
+  const std::uint64_t fetched = fetched_ahead_bytes();
   std::vector<Wanted> wanted;
-  std::uint64_t ahead = 0;
   const MutexLock lock(mutex_);
-  history_.expect([&](UseHistory::Item item) EBB_REQUIRES(mutex_) {
-    const Stored& storage = storages_[item];
-    if (storage == nullptr || !storage->is_alive()) {
-      return true;
+  sort_after_jump();
+  std::size_t looked_at = 0;
+  for (auto key = order_.first(kAway, std::nullopt); key && looked_at < kMostLookedAt + most && wanted.size() < most;
+       key = order_.first(kAway, key), ++looked_at) {
+    if (!is_sorted_in(*key, kAway)) {
+      continue;
     }
-    ahead += storage->bytes();
-    if (ahead > fetched + largest_) {
-      return false;
+    const std::uint64_t ahead = history_.bytes_until(key->next);
+    if (key->next == UseHistory::kNever || ahead > fetched + largest_) {
+      break;
     }
-    if (!storage->is_here() && !storage->is_about_to_change()) {
-      wanted.push_back({storage, history_.next_use(item), ahead <= fetched});
+    const Stored& storage = storages_[key->item];
+    if (storage->is_alive() && !storage->is_about_to_change()) {
+      wanted.push_back({storage, history_.uses_until(key->next), ahead <= fetched});
     }
-    return true;
-  });
+  }
   return wanted;
 }
 
 // Starts the copies home that make room for all of these, if nothing else is expected earlier. What the home has
 // already needs no copy, and so stays until the room is asked for.
 void ManagedSet::leave_ahead(const std::vector<Wanted>& wanted) {
-  std::vector<Expected> here;  // a heap, with what is expected last on top
+  std::optional<UseOrder::Key> before;
   std::uint64_t bytes = 0;
   std::uint64_t needs_no_copy = 0;
-  bool is_known = false;
   for (const Wanted& each : wanted) {
     bytes += each.storage->bytes();
     while (staying_bytes() + bytes > device_bytes_ + needs_no_copy) {
-      if (!std::exchange(is_known, true)) {
-        here = expected_here();
-        std::ranges::make_heap(here, {}, &Expected::in);
-      }
-      if (here.empty() || here.front().in <= each.in) {
+      const std::optional<Expected> last = last_expected(each.in, before);
+      if (!last) {
         return;
       }
-      std::ranges::pop_heap(here, {}, &Expected::in);
-      const Expected last = std::move(here.back());
-      here.pop_back();
-      if (last.storage->home_has_bytes()) {
-        needs_no_copy += last.storage->bytes();
-      } else if (!send_home(last.storage)) {
+      before = last->key;
+      if (last->storage->home_has_bytes()) {
+        needs_no_copy += last->storage->bytes();
+      } else if (!send_home(last->storage)) {
         return;
       }
     }
   }
-}
-
-// The storages on the device that are not in use.
-std::vector<ManagedSet::Expected> ManagedSet::expected_here() {
-  std::vector<Expected> here;
-  const MutexLock lock(mutex_);
-  for (const Stored& each : storages_) {
-    if (each != nullptr && each->can_leave()) {
-      here.push_back({history_.next_use(each->item()), each});
-    }
-  }
-  return here;
 }
 
 void ManagedSet::send_home() {
@@ -419,12 +497,14 @@ bool ManagedSet::send_home(const Stored& storage) {
   if (!storage->leave()) {
     return false;
   }
+  sort_in(*storage);
   if (storage->is_leaving()) {
     try {
       const MutexLock lock(mutex_);
       leaving_.push_back({next_leaving_++, storage});
     } catch (...) {
       storage->arrive_home(ManagedStorage::Wait::kYes);
+      sort_in(*storage);
       throw;
     }
   }
@@ -439,13 +519,9 @@ void ManagedSet::let_go(const std::function<bool()>& enough) {
     }
     forget_leaving(oldest->number);
   }
-  std::vector<Expected> all_here = expected_here();
-  std::ranges::stable_sort(all_here, std::ranges::greater(), &Expected::in);
-  for (const Expected& each : all_here) {
-    if (enough()) {
-      return;
-    }
-    static_cast<void>(evict(*each.storage));
+  std::optional<Expected> last;
+  while (!enough() && (last = last_expected(0, last ? std::optional(last->key) : std::nullopt))) {
+    static_cast<void>(evict(*last->storage));
   }
 }
 
@@ -453,6 +529,7 @@ void ManagedSet::let_go(const std::function<bool()>& enough) {
 bool ManagedSet::evict(ManagedStorage& storage) {
   c10::intrusive_ptr<c10::StorageImpl> reference;
   const bool gone = storage.evict(reference);
+  sort_in(storage);
   if (gone) {
     evicted_.add(storage.bytes());
   }
@@ -525,6 +602,9 @@ void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
   if (!leaving_.empty() && leaving_.front().number == number) {
     forgotten = std::move(leaving_.front());
     leaving_.pop_front();
+    if (storages_[forgotten->storage->item()] == forgotten->storage) {  // it may have stayed, or come back
+      sort_in(forgotten->storage->item());
+    }
   }
 }
 
@@ -576,12 +656,13 @@ void ManagedSet::forget_the_dead() {
     }
     return is_dead;
   });
-  for (Stored& each : storages_) {
+  for (const Stored& each : storages_) {
     if (each != nullptr && !each->is_alive()) {
-      if (!in_slot_[each->item()]) {
-        free_items_.push_back(each->item());
+      const std::uint32_t item = each->item();
+      if (!in_slot_[item]) {
+        free_items_.push_back(item);
       }
-      dead.push_back(std::exchange(each, nullptr));
+      dead.push_back(exchange_stored(item, nullptr));
     }
   }
 }

@@ -16,6 +16,7 @@
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
+#include "offload/managed/use_order.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/residency.h"
@@ -80,9 +81,13 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] Slot make_slot();
 
   // Takes over a storage that has its bytes, and gives it a home. `slot`: null, or the place, if the storage that was
-  // there has ended. Returns null where the tier has no room. Throws std::invalid_argument for memory that LibTorch
-  // does not own.
-  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr);
+  // there has ended. `used_on`: streams that may be using the bytes, beside the current one. Returns null where the
+  // tier has no room. Throws std::invalid_argument for memory that LibTorch does not own.
+  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr,
+                                                    std::vector<c10::Stream> used_on = {});
+
+  // Forgets a storage that has been released.
+  void remove(const std::shared_ptr<ManagedStorage>& storage);
 
   // Whether a storage of so many bytes could be resident if no other were.
   [[nodiscard]] bool may_keep(std::uint64_t bytes) const { return bytes <= limits_.resident_bytes; }
@@ -99,8 +104,11 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
   // prefetches what is expected next. The caller has called begin_use() of each. Returns whether more is to be
-  // prefetched by prefetch(), once the caller has begun its work and called end_use(). Throws as ManagedStorage::bring.
+  // prefetched by prefetch(), once the caller has begun its work and called end(). Throws as ManagedStorage::bring.
   [[nodiscard]] bool bring(std::span<const Use> uses, c10::Stream stream);
+
+  // Ends uses that the caller has begun, whether or not bring() has been called.
+  void end(std::span<const Use> uses) noexcept;
 
   // Prefetches what is expected next, for which copies home have to be done. Blocks the calling thread until then: see
   // Note [The host's lead].
@@ -189,7 +197,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
 
   // A storage on the device that is not in use.
   struct Expected {
-    std::uint64_t in;  // so many uses
+    UseOrder::Key key;
     Stored storage;
   };
 
@@ -206,19 +214,25 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   };
 
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
+  [[nodiscard]] Stored exchange_stored(std::uint32_t item, Stored storage) EBB_REQUIRES(mutex_);
+  void sort_in(std::uint32_t item) noexcept EBB_REQUIRES(mutex_);
+  void sort_in(const ManagedStorage& storage) noexcept;
+  [[nodiscard]] bool is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
+  void sort_after_jump() EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
   void give_back(std::uint32_t item);
   bool note_use(const Use& use);
   void begin_operation();
   [[nodiscard]] std::shared_ptr<StepRecorder> recorder_on(c10::Stream stream);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   bool block_for_oldest();
-  [[nodiscard]] Stored last_expected(std::uint64_t needed_in);
+  [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
+                                                      const std::optional<UseOrder::Key>& before = std::nullopt);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
-  [[nodiscard]] Room prefetch_expected(CopiesHome copies);
+  [[nodiscard]] Room prefetch_expected(CopiesHome copies, std::size_t most);
   [[nodiscard]] std::uint64_t staying_bytes() const;
-  [[nodiscard]] std::vector<Wanted> expected_from_home();
+  [[nodiscard]] std::vector<Wanted> expected_from_home(std::size_t most);
   void leave_ahead(const std::vector<Wanted>& wanted);
-  [[nodiscard]] std::vector<Expected> expected_here();
   bool let_go_of_oldest_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
   [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
@@ -238,6 +252,9 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
 
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseHistory history_ EBB_GUARDED_BY(mutex_);
+  UseOrder order_ EBB_GUARDED_BY(mutex_);           // of what is not in use
+  std::uint64_t jumps_ EBB_GUARDED_BY(mutex_) = 0;  // that order_ knows of
+  std::uint64_t uses_since_sorted_ EBB_GUARDED_BY(mutex_) = 0;
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
   std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage

@@ -68,7 +68,8 @@ const void* data_without_checks(c10::StorageImpl& storage) { return storage._mut
 
 }  // namespace
 
-ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item)
+ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item,
+                               std::vector<c10::Stream> used_on)
     : tier_(tier),
       gauges_(gauges),
       storage_(storage.getWeakStorageImpl()),
@@ -76,8 +77,10 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& s
       item_(item),
       owner_(tier.current_stream()),
       home_(std::move(home)),
+      users_(std::move(used_on)),
       data_(storage.data()),
       on_device_(gauges.on_device.hold(bytes_)) {
+  std::erase(users_, owner_);
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   if (!owner_.device().is_cpu()) {  // the memory may be another stream's: it is freed behind this one, too
     c10::impl::VirtualGuardImpl(owner_.device().type()).recordDataPtrOnStream(impl.data_ptr(), owner_);
@@ -195,6 +198,18 @@ void ManagedStorage::bring(c10::Stream stream) {
   refuse_access(*storage, false);
   if (stream == owner_) {
     report_use_locked(stream);
+  }
+}
+
+void ManagedStorage::release() {
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const MutexLock lock(mutex_);
+  storage = storage_.lock();
+  if (storage && state_ == State::kInstalled) {
+    wait_for_users_locked();
+    refuse_access(*storage, false);
+    state_ = State::kReleased;
+    on_device_ = {};
   }
 }
 

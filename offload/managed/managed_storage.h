@@ -34,7 +34,8 @@ namespace ebb {
 // kLeaving    A copy out is under way or done. The memory is kept until its room is asked for and the copy is known to
 //             have succeeded, or the owner has waited for the copy. A use gets that memory back, behind the copy. If
 //             the copy is known to have failed, as a copy to a disk may, the StorageImpl gets the memory back for good.
-// kReleased   The program has resized the storage, or given it other memory: the bytes are the program's affair again.
+// kReleased   The program has resized the storage, given it other memory or asked for it: the bytes are the program's
+//             affair again.
 //
 // Ordering: as for saved storages (R1 to R5 in docs/design.md). The memory is always from the pool of one stream, the
 // owner, whose memory the program takes it for and may free at any time. ebb frees the memory behind all streams that
@@ -50,9 +51,10 @@ class ManagedStorage {
     Gauge at_home;
   };
 
-  // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `tier` and `gauges` must
-  // outlive this object.
-  ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item);
+  // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `used_on`: other streams
+  // that may be using it. `tier` and `gauges` must outlive this object.
+  ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item,
+                 std::vector<c10::Stream> used_on);
   ~ManagedStorage();
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
@@ -98,6 +100,9 @@ class ManagedStorage {
 
   // `written`: whether the use may have written to the bytes.
   void end_use(bool written) noexcept;
+
+  // Called between bring() and end_use(): the bytes stay where they are from now on, and are the program's affair.
+  void release();
 
   // Blocks the calling thread until the copies to and from the home that have been started are over.
   void wait_for_copies_at_home();

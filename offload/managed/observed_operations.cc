@@ -1,13 +1,16 @@
 #include "offload/managed/observed_operations.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -26,6 +29,7 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/base/references.h"
 #include "offload/managed/collective.h"
 #include "offload/managed/postponed_work.h"
 #include "offload/managed/registry.h"
@@ -49,9 +53,7 @@ class Uses {
   Uses(const Uses&) = delete;
   Uses& operator=(const Uses&) = delete;
   ~Uses() {
-    for (const ManagedSet::Use& use : uses_) {
-      use.storage->end_use(use.written);
-    }
+    for_each_set([](ManagedSet& set, std::span<const ManagedSet::Use> uses) { set.end(uses); });
     for (const std::shared_ptr<ManagedSet>& set : to_prefetch_) {
       set->prefetch();
     }
@@ -61,12 +63,18 @@ class Uses {
     if (!tensor.defined() || !is_managed(tensor) || !tensor.has_storage()) {
       return;
     }
-    const Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+    Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+    if (found.set == nullptr) {
+      Registry::all().refuse_parents(tensor.storage().unsafeGetStorageImpl());
+    }
     if (found.managed == nullptr) {
+      if (found.watched != nullptr) {
+        found.watched->used_on(found.set->residency().tier().current_stream());
+        watched_.push_back(std::move(found.watched));
+      }
       return;
     }
-    const auto known = std::ranges::find(uses_, found.managed, &ManagedSet::Use::storage);
-    if (known != uses_.end()) {
+    if (ManagedSet::Use* const known = use_of(found.managed.get())) {
       known->written = known->written || written;
       return;
     }
@@ -98,23 +106,47 @@ class Uses {
   }
 
   void bring() {
+    for_each_set([this](ManagedSet& set, std::span<const ManagedSet::Use> uses) {
+      if (set.bring(uses, set.residency().tier().current_stream())) {
+        to_prefetch_.push_back(set.shared_from_this());
+      }
+    });
+  }
+
+ private:
+  // Null where there is none so far.
+  ManagedSet::Use* use_of(const ManagedStorage* storage) {
+    constexpr std::size_t kFew = 16;
+    if (uses_.size() <= kFew) {
+      const auto is_same = [storage](const ManagedSet::Use& use) { return use.storage.get() == storage; };
+      const auto known = std::ranges::find_if(uses_, is_same);
+      return known == uses_.end() ? nullptr : &*known;
+    }
+    while (places_.size() < uses_.size()) {
+      places_.emplace(uses_[places_.size()].storage.get(), places_.size());
+    }
+    const auto known = places_.find(storage);
+    return known == places_.end() ? nullptr : &uses_[known->second];
+  }
+
+  // Calls with each set, and its uses in a row.
+  template <typename Call>
+  void for_each_set(const Call& call) {
     for (std::size_t begin = 0; begin < uses_.size();) {
       std::size_t end = begin + 1;
       while (end < uses_.size() && sets_[end] == sets_[begin]) {
         ++end;
       }
-      ManagedSet& set = *sets_[begin];
-      if (set.bring({uses_.data() + begin, end - begin}, set.residency().tier().current_stream())) {
-        to_prefetch_.push_back(sets_[begin]);
-      }
+      call(*sets_[begin], std::span<const ManagedSet::Use>(uses_.data() + begin, end - begin));
       begin = end;
     }
   }
 
- private:
   c10::SmallVector<std::shared_ptr<ManagedSet>, 1> to_prefetch_;  // when the use is over
   c10::SmallVector<std::shared_ptr<ManagedSet>, 4> sets_;         // destroyed after the storages
   c10::SmallVector<ManagedSet::Use, 4> uses_;
+  std::unordered_map<const ManagedStorage*, std::size_t> places_;  // in uses_, once there are more than a few
+  c10::SmallVector<std::shared_ptr<Registry::Watched>, 1> watched_;
 };
 
 // Whether the operation takes a tensor's sizes and kind alone, and makes a new one of which all elements are equal.
@@ -187,18 +219,21 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
   return is_parameter ? Registry::all().set_of(tensor.storage().unsafeGetStorageImpl()) : nullptr;
 }
 
-void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state) {
-  if (!set->takes_states() || !set->takes(state) || is_managed(state) || state.storage().use_count() != 1) {
+void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state, const c10::Storage& parameter) {
+  if (!set->takes_states() || !set->takes(state) || is_managed(state) ||
+      references_to(state.storage().unsafeGetStorageImpl()) != 1) {
     return;
   }
   try_to_manage(set, state);
+  Registry::all().belongs_to(state.storage().unsafeGetStorageImpl(), parameter);
 }
 
 // Whether the operation does the same to each place of its lists, as the ones with these names do but for those that
 // take a tensor with a number for each place.
 bool works_place_by_place(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
-  return (name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_")) &&
+  return (name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_") ||
+          name.starts_with("aten::_amp_foreach_")) &&
          std::ranges::none_of(schema.arguments(), [](const c10::Argument& argument) {
            return argument.name() == "scalars" && argument.type()->kind() == c10::TypeKind::TensorType;
          });
@@ -231,6 +266,15 @@ class InParts {
         places_ = std::max(places_, each.toListRef().size());
       }
     }
+  }
+
+  // Whether the lists are as the operation wants them: of one length, but for those of a fused operation that it does
+  // without. Otherwise the operation itself knows what to say.
+  [[nodiscard]] bool are_alike() const {
+    const bool may_be_empty = operation_.schema().name().starts_with("aten::_fused_");
+    return std::ranges::all_of(arguments_, [&](const c10::IValue& each) {
+      return !each.isList() || is_cut(each) || (may_be_empty && each.toListRef().empty());
+    });
   }
 
   // The ends of parts whose managed storages are within `bytes` each, or of one place.
@@ -304,17 +348,26 @@ class InParts {
   std::size_t places_ = 0;
 };
 
-void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
+// Returns false where Registry::add does.
+bool manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
             Registry::Stays stays) {
   const c10::Device device = set->residency().tier().device();
   if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_nested() || !tensor.has_storage() ||
       tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
   }
-  if (set->takes(tensor)) {
-    Registry::all().add(tensor.storage(), set, slot, stays);
+  if (!set->takes(tensor)) {
+    return true;
+  }
+  const bool is_added = Registry::all().add(tensor.storage(), set, slot, stays);
+  if (is_added) {
     key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
   }
+  return is_added;
+}
+
+Registry::Found found_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? Registry::all().find(tensor.storage().unsafeGetStorageImpl()) : Registry::Found();
 }
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -325,18 +378,22 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     return;
   }
   if (makes_one_like_another(schema)) {
-    const std::shared_ptr<ManagedSet> set = set_for_states_like(torch::jit::peek(*stack, 0, schema.arguments().size()));
+    const c10::IValue like = torch::jit::peek(*stack, 0, schema.arguments().size());
+    const std::shared_ptr<ManagedSet> set = set_for_states_like(like);
     operation.redispatchBoxed(below, stack);
     if (set != nullptr && torch::jit::peek(*stack, 0, 1).isTensor()) {
-      manage_state(set, torch::jit::peek(*stack, 0, 1).toTensor());
+      manage_state(set, torch::jit::peek(*stack, 0, 1).toTensor(), like.toTensor().storage());
     }
     return;
   }
   if (works_place_by_place(schema)) {
     const InParts parts(operation, *stack);
-    if (const auto ends = parts.ends(bound_of(torch::jit::last(*stack, schema.arguments().size()))); ends.size() > 1) {
-      parts.run(ends, stack);
-      return;
+    if (parts.are_alike()) {
+      const auto ends = parts.ends(bound_of(torch::jit::last(*stack, schema.arguments().size())));
+      if (ends.size() > 1) {
+        parts.run(ends, stack);
+        return;
+      }
     }
   }
   const InObservedOperation here;  // what the operation makes for itself is no state
@@ -362,23 +419,61 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
 }  // namespace
 
 void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  manage(set, tensor, slot, Registry::Stays::kNo);
+  TORCH_CHECK(manage(set, tensor, slot, Registry::Stays::kNo),
+              "ebb: another thread is using a tensor that is to be managed");
 }
 
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes);
+  static_cast<void>(manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
 }
+
+bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  if (is_managed(tensor)) {
+    return true;
+  }
+  if (const auto by = found_of(tensor).set; by != nullptr && by != set) {
+    return false;
+  }
+  manage_around(set, tensor);
+  // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  constexpr std::size_t kCallersAndOneMore = 2;
+  if (references_to(tensor.unsafeGetTensorImpl()) > kCallersAndOneMore) {
+    key_set(tensor) = tensor.key_set() - c10::DispatchKeySet(kManagedKey);
+    return false;
+  }
+  return true;
+}
+
+bool has_home(const at::Tensor& tensor) { return is_managed(tensor) && found_of(tensor).managed != nullptr; }
 
 void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
   if (!managed.defined() || !is_managed(managed)) {
     return;
   }
   if (const std::shared_ptr<ManagedSet> set = Registry::all().set_of(managed.storage().unsafeGetStorageImpl())) {
-    manage_state(set, other);
+    manage_state(set, other, managed.storage());
   }
 }
 
-void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
+void release(const std::shared_ptr<ManagedSet>& set, at::TensorList tensors) {
+  for (const c10::Storage& storage : Registry::all().with_states_of(tensors, *set)) {
+    const at::Tensor bytes = bytes_of(storage);
+    const OnDevice use(bytes);  // after what was put off
+    if (const auto managed = found_of(bytes).managed) {
+      managed->release();
+      set->remove(managed);
+    }
+    Registry::all().remove(storage.unsafeGetStorageImpl());
+  }
+  for (const at::Tensor& each : tensors) {
+    if (found_of(each).set == nullptr) {
+      key_set(each) = each.key_set() - c10::DispatchKeySet(kManagedKey);
+    }
+  }
+}
+
+bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
   const auto warn = [&](std::string_view why) {
     if (set->is_first_refusal()) {
       why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
@@ -386,13 +481,16 @@ void try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
     }
   };
   try {
-    manage(set, tensor, slot);
+    if (!manage(set, tensor, slot, Registry::Stays::kNo)) {
+      return false;
+    }
     set->fit();
   } catch (const c10::Error& error) {
     warn(error.what_without_backtrace());
   } catch (const std::exception& error) {
     warn(error.what());
   }
+  return true;
 }
 
 class OnDevice::Uses : public ebb::Uses {};
@@ -415,10 +513,6 @@ PostponedWork::Brought bring_to_device(const at::Tensor& target, const std::vect
     first.push_back(others.front());
   }
   return {std::make_shared<OnDevice>(first), nullptr};
-}
-
-Registry::Found found_of(const at::Tensor& tensor) {
-  return tensor.has_storage() ? Registry::all().find(tensor.storage().unsafeGetStorageImpl()) : Registry::Found();
 }
 
 // Null where some of the tensors may be used without being seen.

@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
+#include "offload/base/references.h"
 #include "offload/interpreter.h"
 #include "streams/base/tier.h"
 
@@ -129,7 +130,9 @@ bool PostponedWork::drop_if_unseen() {
   Held dropped;  // destroyed after the lock is released
   const WithoutInterpreterLock without;
   const MutexLock lock(mutex_);
-  const auto is_seen = [](const at::Tensor& other) { return other.storage().use_count() > 1; };
+  const auto is_seen = [](const at::Tensor& other) {
+    return references_to(other.storage().unsafeGetStorageImpl()) > 1;
+  };
   if (!has_lost_target() || std::ranges::any_of(held_.others, is_seen)) {
     return false;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -11,10 +12,7 @@
 
 namespace ebb {
 
-Registry& Registry::all() {
-  static auto* const registry = new Registry;  // operations run until the process has ended
-  return *registry;
-}
+Registry& Registry::all() { return PerProcess<Registry>::here(); }
 
 Registry::Found Registry::find(const c10::StorageImpl* storage) {
   const SharedLock lock(mutex_);
@@ -24,7 +22,35 @@ Registry::Found Registry::find(const c10::StorageImpl* storage) {
   }
   const Entry& entry = known->second;
   const bool has_work = entry.work != nullptr && !entry.work->is_over();
-  return {entry.set, entry.managed.lock(), has_work ? entry.work : nullptr};
+  return {entry.set, entry.managed.lock(), has_work ? entry.work : nullptr, entry.watched};
+}
+
+void Registry::refuse_parents(const c10::StorageImpl* storage) {
+  if (of_parent_ != nullptr && of_parent_->may_know(storage)) {
+    of_parent_->made_in_.check("this offloader");
+  }
+}
+
+// In a child of the registry's process. A mutex that cannot be had is one that another thread of the parent held.
+bool Registry::may_know(const c10::StorageImpl* storage) {
+  if (!mutex_.try_lock_shared()) {
+    return true;
+  }
+  const bool knows = entries_.contains(storage);
+  mutex_.unlock_shared();
+  return knows || (of_parent_ != nullptr && of_parent_->may_know(storage));
+}
+
+void Registry::Watched::used_on(c10::Stream stream) {
+  const MutexLock lock(mutex_);
+  if (std::ranges::find(streams_, stream) == streams_.end()) {
+    streams_.push_back(stream);
+  }
+}
+
+std::vector<c10::Stream> Registry::Watched::streams() {
+  const MutexLock lock(mutex_);
+  return streams_;
 }
 
 std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
@@ -53,17 +79,23 @@ std::set<std::shared_ptr<ManagedSet>> Registry::sets() {
   return all;
 }
 
-void Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
+bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
                    Stays stays) {
   if (may_have_many_dead()) {
     forget_the_dead();
   }
-  if (try_to_add(storage, set, slot, stays)) {
-    return;
+  Added added = try_to_add(storage, set, slot, stays);
+  if (added == Added::kNoRoom) {
+    forget_the_dead();  // works that nobody can see may hold homes
+    added = try_to_add(storage, set, slot, stays);
   }
-  forget_the_dead();  // works that nobody can see may hold homes
-  TORCH_CHECK(try_to_add(storage, set, slot, stays), "ebb: there is no room for the home of a managed storage of ",
-              human_bytes(storage.nbytes()), ": Options::capacity_bytes, or the machine's memory, is used up");
+  const Tier& tier = set->residency().tier();
+  const auto* const full = tier.pool_stats().refusals == 0 ? "Options::capacity_bytes is used up"
+                           : tier.blocks_are_memory()      ? "the machine has no more memory"
+                                                           : "the system gives no more of Options::spill_folder's disk";
+  TORCH_CHECK(added != Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
+              human_bytes(storage.nbytes()), ": ", full);
+  return added == Added::kYes;
 }
 
 bool Registry::may_have_many_dead() {
@@ -71,9 +103,8 @@ bool Registry::may_have_many_dead() {
   return entries_.size() >= look_for_dead_at_;
 }
 
-// Returns false where there is no room.
-bool Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
-                          const ManagedSet::Slot& slot, Stays stays) {
+Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                                     const ManagedSet::Slot& slot, Stays stays) {
   Garbage dead;
   const MutexLock lock(mutex_);
   Entry entry{storage.getWeakStorageImpl(), set};
@@ -85,7 +116,14 @@ bool Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<Man
         "stays where it was managed first. New memory can be managed: parameter.data = "
         "parameter.detach().clone() (set_data in C++)");
     if (known->second.resident || !known->second.managed.expired()) {
-      return true;
+      return Added::kYes;
+    }
+    if (stays == Stays::kYes) {
+      return Added::kYes;
+    }
+    entry.watched = known->second.watched;
+    if (entry.watched.use_count() > 2) {  // this one's and the entry's
+      return Added::kIsInUse;
     }
   }
   if (stays == Stays::kNo && slot == nullptr && set->may_keep(storage.nbytes())) {
@@ -96,14 +134,18 @@ bool Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<Man
     }
   }
   if (stays == Stays::kNo && !entry.resident) {
-    const std::shared_ptr<ManagedStorage> managed = set->add(storage, slot);
+    const std::shared_ptr<ManagedStorage> managed =
+        set->add(storage, slot, entry.watched == nullptr ? std::vector<c10::Stream>() : entry.watched->streams());
     if (managed == nullptr) {
-      return false;
+      return Added::kNoRoom;
     }
     entry.managed = managed;
+    entry.watched = nullptr;
+  } else if (entry.watched == nullptr) {
+    entry.watched = std::make_shared<Watched>();
   }
   entries_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(entry));
-  return true;
+  return Added::kYes;
 }
 
 bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work) {
@@ -137,6 +179,41 @@ bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedW
     for (std::size_t i = before; i < done.size(); ++i) {
       done[i]->before_use();
     }
+  }
+}
+
+void Registry::belongs_to(const c10::StorageImpl* storage, const c10::Storage& parameter) {
+  const MutexLock lock(mutex_);
+  if (const auto known = entries_.find(storage); known != entries_.end()) {
+    known->second.parameter = parameter.getWeakStorageImpl();
+  }
+}
+
+std::vector<c10::Storage> Registry::with_states_of(at::TensorList tensors, const ManagedSet& set) {
+  std::unordered_set<const c10::StorageImpl*> parameters;
+  for (const at::Tensor& each : tensors) {
+    parameters.insert(each.has_storage() ? each.storage().unsafeGetStorageImpl() : nullptr);
+  }
+  std::vector<c10::Storage> found;
+  const SharedLock lock(mutex_);
+  for (const auto& [address, entry] : entries_) {
+    const bool is_state = entry.parameter && parameters.contains(entry.parameter->_unsafe_get_target());
+    if (entry.set.get() != &set || (!is_state && !parameters.contains(address))) {
+      continue;
+    }
+    if (auto storage = entry.storage.lock()) {
+      found.emplace_back(std::move(storage));
+    }
+  }
+  return found;
+}
+
+void Registry::remove(const c10::StorageImpl* storage) {
+  std::optional<Entry> removed;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  if (const auto known = entries_.find(storage); known != entries_.end()) {
+    removed = std::move(known->second);
+    entries_.erase(known);
   }
 }
 

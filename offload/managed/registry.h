@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
@@ -9,32 +10,52 @@
 
 #include <ATen/core/ATen_fwd.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include "offload/managed/managed_set.h"
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/postponed_work.h"
 #include "offload/report/gauge.h"
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 
 // Which set manages a storage, and what is to be done before its next use. A storage is known by identity: the weak
 // reference keeps the StorageImpl's own address from being used again.
 //
+// Processes: a forked child has a registry of its own.
+//
 // Threads: every member may be called from any thread.
 class Registry {
  public:
   enum class Stays : bool { kNo, kYes };
 
+  // Of a storage that stays on the device, and may get a home later. Each operation on it holds a reference.
+  class Watched {
+   public:
+    void used_on(c10::Stream stream);
+    [[nodiscard]] std::vector<c10::Stream> streams();  // of all uses
+
+   private:
+    Mutex mutex_;
+    std::vector<c10::Stream> streams_ EBB_GUARDED_BY(mutex_);
+  };
+
   struct Found {
     std::shared_ptr<ManagedSet> set;          // null where the storage is not known; outlives `managed`
     std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
     std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
+    std::shared_ptr<Watched> watched = {};    // null where the storage has a home; to be held while it is used
   };
 
   static Registry& all();
 
   [[nodiscard]] Found find(const c10::StorageImpl* storage);
+
+  // In a forked child, of a storage that this registry does not know: throws c10::Error where the parent's does, or
+  // cannot be asked.
+  void refuse_parents(const c10::StorageImpl* storage);
 
   // The set that manages a storage; null if none does.
   [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage);
@@ -44,13 +65,23 @@ class Registry {
 
   // Has the set manage the storage, or with kYes only what belongs to it: the storage then stays where it is. A storage
   // that stayed so far may be given a home later; nothing else is changed by a second call. `slot`: as for
-  // ManagedSet::add. Throws c10::Error where another set manages the storage, or where there is no room for its home.
-  void add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
-           Stays stays);
+  // ManagedSet::add. Returns false, and does nothing, where somebody uses a storage that is to get a home after all.
+  // Throws c10::Error where another set manages the storage, or where there is no room for its home.
+  [[nodiscard]] bool add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                         const ManagedSet::Slot& slot, Stays stays);
 
   // Has the work done before the next use of any of these tensors' storages. Work that was left before is done first,
   // and throws. Returns false, and does nothing, unless all of the storages are known, and come and go.
   [[nodiscard]] bool postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work);
+
+  // Notes that the storage is a state of `parameter`'s. Both are known.
+  void belongs_to(const c10::StorageImpl* storage, const c10::Storage& parameter);
+
+  // The set's storages of these tensors, and of the states of these, as far as they have not ended.
+  [[nodiscard]] std::vector<c10::Storage> with_states_of(at::TensorList tensors, const ManagedSet& set);
+
+  // Forgets a storage.
+  void remove(const c10::StorageImpl* storage);
 
   // Lets go of what belongs to storages that have ended.
   void forget_the_dead();
@@ -62,6 +93,8 @@ class Registry {
     std::weak_ptr<ManagedStorage> managed{};    // empty where the storage stays on the device
     std::optional<Gauge::Lease> resident = {};  // of a storage that stays there within the set's bound
     std::shared_ptr<PostponedWork> work = {};   // before the next use; null: none
+    std::shared_ptr<Watched> watched = {};      // null where the storage has a home
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> parameter = {};  // whose state the storage is
   };
 
   // What is to be destroyed after the lock is released: the last reference to a set may be in here.
@@ -72,10 +105,15 @@ class Registry {
 
   [[nodiscard]] std::set<std::shared_ptr<ManagedSet>> sets();
   [[nodiscard]] bool may_have_many_dead();
-  [[nodiscard]] bool try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
-                                const ManagedSet::Slot& slot, Stays stays);
+  [[nodiscard]] bool may_know(const c10::StorageImpl* storage);
+  enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
+
+  [[nodiscard]] Added try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                                 const ManagedSet::Slot& slot, Stays stays);
   void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_);
 
+  const ProcessMark made_in_;
+  Registry* const of_parent_ = PerProcess<Registry>::of_parent();
   SharedMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
   std::size_t look_for_dead_at_ EBB_GUARDED_BY(mutex_) = 64;  // so many entries

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
+#include <optional>
 #include <vector>
 
 namespace ebb {
@@ -18,41 +18,50 @@ namespace ebb {
 // Threads: one at a time.
 class UseHistory {
  public:
-  using Item = std::uint32_t;  // small numbers, without many gaps
+  using Item = std::uint32_t;   // small numbers, without many gaps
+  using Place = std::uint64_t;  // counts all uses since the beginning
 
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
-  // `most_uses`: how many uses are remembered, at least 2. A step with more uses than half of that is not learned.
-  explicit UseHistory(std::size_t most_uses = std::size_t{1} << 17);
+  // `most_uses`: how many uses are remembered, at least 2; nullopt: 2^17, and more where there are more items. A step
+  // with more uses than half of that is not learned.
+  explicit UseHistory(std::optional<std::size_t> most_uses = std::nullopt) : most_uses_(most_uses) {}
 
-  // Notes a use. Uses of one item in a row count as one: returns whether this one counts.
-  bool use(Item item);
+  // Notes a use. Uses of one item in a row count as one: returns whether this one counts. `bytes`: for bytes_until(),
+  // which counts an item once within `window` bytes.
+  bool use(Item item, std::uint64_t bytes = 0, std::uint64_t window = 0);
 
-  // Calls `visit` with what is expected next, the nearest first and each item once, until `visit` returns false. Calls
-  // nothing where the history has never gone as it does now.
-  void expect(const std::function<bool(Item)>& visit) const;
+  // Where in the history the item is expected next; kNever where it is not expected at all. Changes with a use of the
+  // item, and with jumps().
+  [[nodiscard]] Place next_place(Item item) const;
 
-  // How many uses from now the item is expected; kNever where it is not expected at all.
-  [[nodiscard]] std::uint64_t next_use(Item item) const;
+  // How many uses from now that place is; how many bytes are used until then, and in that place.
+  [[nodiscard]] std::uint64_t uses_until(Place next) const { return next == kNever ? kNever : next - like_now_; }
+  [[nodiscard]] std::uint64_t bytes_until(Place next) const;
+
+  // How often the history has gone on otherwise than was expected.
+  [[nodiscard]] std::uint64_t jumps() const { return jumps_; }
 
  private:
-  using Place = std::uint64_t;  // counts all uses since the beginning
-
   static constexpr Place kNowhere = ~Place{0};
 
   [[nodiscard]] Place end() const { return first_ + uses_.size(); }
-  [[nodiscard]] Item at(Place place) const { return uses_[place - first_]; }
+  [[nodiscard]] Item at(Place place) const { return uses_[place - first_].item; }
   [[nodiscard]] Place place_like_now() const;
   [[nodiscard]] std::size_t common_length(Place place) const;
   void forget_oldest();
 
-  const std::size_t most_uses_;
-  std::deque<Item> uses_;
-  Place first_ = 0;                             // of uses_.front()
-  std::vector<std::deque<Place>> places_;       // of each item, in order
-  Place like_now_ = kNowhere;                   // the place before the last where the history went as it does now
-  mutable std::vector<std::uint64_t> visited_;  // for expect: the number of the call that visited each item last
-  mutable std::uint64_t calls_ = 0;
+  struct Use {
+    Item item;
+    std::uint64_t bytes;  // of all uses so far, with this one
+  };
+
+  const std::optional<std::size_t> most_uses_;
+  std::deque<Use> uses_;
+  Place first_ = 0;                        // of uses_.front()
+  std::vector<std::deque<Place>> places_;  // of each item, in order
+  Place like_now_ = kNowhere;              // the place before the last where the history went as it does now
+  std::uint64_t jumps_ = 0;
 };
 
 }  // namespace ebb

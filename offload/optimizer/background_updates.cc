@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include "offload/base/managed_key.h"
 #include "offload/interpreter.h"
 #include "offload/managed/observed_operations.h"
 
@@ -39,7 +38,7 @@ bool BackgroundUpdates::update_later(const at::Tensor& parameter, const at::Tens
   refuse_capture(parameter);
   release_copied_sources();
   std::shared_ptr<HostCopy> copy;
-  if (!is_managed(gradient)) {
+  if (!has_home(gradient)) {
     copy = copy_of(gradient, parameter);
     if (copy == nullptr) {
       return false;

@@ -31,7 +31,7 @@ class BackgroundUpdates {
   BackgroundUpdates(const BackgroundUpdates&) = delete;
   BackgroundUpdates& operator=(const BackgroundUpdates&) = delete;
 
-  // Puts the update off, to be done by the thread or before the next use. A gradient that is not managed is copied, on
+  // Puts the update off, to be done by the thread or before the next use. A gradient that has no home is copied, on
   // the device and from there home, so that the program may write to the gradient at once. Blocks the calling thread
   // while the copies that wait for their updates would have more than `most_copied_bytes` with this one (a larger copy
   // waits until it is alone), and while host memory has no room for the copy. The copy on the device lives until the

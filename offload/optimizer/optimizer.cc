@@ -82,9 +82,6 @@ Optimizer::Optimizer(const UpdateRule& rule, const std::vector<torch::optim::Opt
   }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.requires_grad()) {
-        continue;  // LibTorch has no room for a hook there
-      }
       after_each_gradient(parameter, this, [weak = std::weak_ptr(self_)](const at::Tensor& here) {
         if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
           (*self)->update_in_backward(here);
@@ -130,26 +127,45 @@ void Optimizer::zero_grad(bool set_to_none) {
   updated_.clear();
 }
 
-void Optimizer::update_in_backward(const at::Tensor& parameter) {
-  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
-    for (const at::Tensor& each : group.params()) {
-      if (each.is_same(parameter) && parameter.grad().defined()) {
-        rule_.check(group.options());
-        {
-          const MutexLock lock(mutex_);
-          TORCH_CHECK(
-              updated_.insert(parameter.unsafeGetTensorImpl()).second, "ebb: ", rule_.name,
-              " with UpdateIn::kBackward got a parameter's second gradient before step(). Each backward pass is a "
-              "step there, so gradients cannot be accumulated: call step() after each, or use UpdateIn::kStep");
-        }
-        if (update_on_ != UpdateOn::kCpu || !update_later(parameter, group.options())) {
-          update(parameter, group.options());
-        }
-        parameter.mutable_grad().reset();
-        return;
+// Null where no group has the parameter. The program may change the groups at any time.
+const OptimizerOptions* Optimizer::options_of(const at::Tensor& parameter) {
+  const MutexLock lock(mutex_);
+  const auto find = [&]() EBB_REQUIRES(mutex_) {
+    const auto [group, place] = places_[parameter.unsafeGetTensorImpl()];
+    const bool is_there = group < param_groups_.size() && place < param_groups_[group].params().size() &&
+                          param_groups_[group].params()[place].is_same(parameter);
+    return is_there ? &param_groups_[group] : nullptr;
+  };
+  const torch::optim::OptimizerParamGroup* found = find();
+  if (found == nullptr) {
+    places_.clear();
+    for (std::size_t group = 0; group < param_groups_.size(); ++group) {
+      const std::vector<at::Tensor>& parameters = param_groups_[group].params();
+      for (std::size_t place = 0; place < parameters.size(); ++place) {
+        places_[parameters[place].unsafeGetTensorImpl()] = {group, place};
       }
     }
+    found = find();
   }
+  return found == nullptr ? nullptr : &found->options();
+}
+
+void Optimizer::update_in_backward(const at::Tensor& parameter) {
+  const OptimizerOptions* const options = parameter.grad().defined() ? options_of(parameter) : nullptr;
+  if (options == nullptr) {
+    return;
+  }
+  rule_.check(*options);
+  {
+    const MutexLock lock(mutex_);
+    TORCH_CHECK(updated_.insert(parameter.unsafeGetTensorImpl()).second, "ebb: ", rule_.name,
+                " with UpdateIn::kBackward got a parameter's second gradient before step(). Each backward pass is a "
+                "step there, so gradients cannot be accumulated: call step() after each, or use UpdateIn::kStep");
+  }
+  if (update_on_ != UpdateOn::kCpu || !update_later(parameter, *options)) {
+    update(parameter, *options);
+  }
+  parameter.mutable_grad().reset();
 }
 
 OptimizerState& Optimizer::state_of(const at::Tensor& parameter) {

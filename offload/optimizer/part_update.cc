@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "offload/base/managed_key.h"
 #include "offload/managed/at_home.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/optimizer/cpu_update.h"
@@ -73,10 +72,11 @@ std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<P
   return ranges;
 }
 
-// What an update takes beside the parameter: the gradient, unless that is not managed, and then the parts' tensors.
-std::vector<at::Tensor> managed_others(const at::Tensor& gradient, const std::vector<Part>& parts) {
+// What an update at home takes beside the parameter: the gradient, unless there is a copy of it, and then the parts'
+// tensors.
+std::vector<at::Tensor> others_at_home(const at::Tensor& gradient, bool is_copied, const std::vector<Part>& parts) {
   std::vector<at::Tensor> others;
-  if (is_managed(gradient)) {
+  if (!is_copied) {
     others.push_back(gradient);
   }
   for (const Part& part : parts) {
@@ -85,7 +85,7 @@ std::vector<at::Tensor> managed_others(const at::Tensor& gradient, const std::ve
   return others;
 }
 
-// `home`: of the parameter and managed_others(). `copy`: of a gradient that is not managed.
+// `home`: of the parameter and others_at_home(). `copy`: of a gradient that has no home.
 void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::string>& names, std::size_t count,
                     const Update& update) {
   const at::Tensor& parameter = home.tensors().front();
@@ -135,7 +135,7 @@ PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<P
 }
 
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
-  std::vector<at::Tensor> tensors = managed_others(gradient, parts);
+  std::vector<at::Tensor> tensors = others_at_home(gradient, !has_home(gradient), parts);
   tensors.push_back(parameter);
   const bool are_apart =
       std::ranges::all_of(parts, [&](const Part& part) { return is_apart(gradient, parameter, part); });
@@ -147,9 +147,10 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
                 const Update& update, UpdateOn update_on) {
   if (update_on == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts)) {
     refuse_capture(parameter);
-    const std::shared_ptr<HostCopy> copy = is_managed(gradient) ? nullptr : HostCopy::start(parameter, gradient);
-    if (copy != nullptr || is_managed(gradient)) {
-      std::vector<at::Tensor> tensors = managed_others(gradient, parts);
+    const bool is_copied = !has_home(gradient);
+    const std::shared_ptr<HostCopy> copy = is_copied ? HostCopy::start(parameter, gradient) : nullptr;
+    if (copy != nullptr || !is_copied) {
+      std::vector<at::Tensor> tensors = others_at_home(gradient, is_copied, parts);
       tensors.insert(tensors.begin(), parameter);
       if (const std::unique_ptr<AtHome> home = AtHome::of(tensors)) {
         update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
@@ -179,7 +180,7 @@ std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
     prepare = [copy, on_device, device = parameter.device()] { *on_device = copy->wait().to(device); };
   }
   return postpone_at_home(
-      parameter, managed_others(gradient, parts),
+      parameter, others_at_home(gradient, copy != nullptr, parts),
       [copy, on_device, names = names_of(parts.front()), count = parts.size(), update](
           const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
         if (home != nullptr) {

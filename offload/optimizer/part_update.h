@@ -39,7 +39,7 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
 void update_postponed(const at::Tensor& target, const at::Tensor& gradient, const std::vector<Part>& parts,
                       const Update& update, UpdateOn update_on);
 
-// Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that is not managed; otherwise
+// Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that has no home; otherwise
 // null. Returns null, and has done nothing, where the update cannot be put off.
 [[nodiscard]] std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
                                                                   const at::Tensor& gradient,

@@ -8,6 +8,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "offload/base/log.h"
+#include "offload/base/references.h"
 #include "offload/residency/recipe.h"
 #include "offload/residency/residency.h"
 
@@ -82,7 +83,8 @@ bool TieredStorage::evict(c10::Stream stream) {
       return false;
     }
     const MutexLock lock(mutex_, std::adopt_lock);
-    if (state_ != State::kResident || deferred_ || resident_.use_count() != 1 || !source_is_as_saved_locked()) {
+    if (state_ != State::kResident || deferred_ || references_to(resident_.unsafeGetStorageImpl()) != 1 ||
+        !source_is_as_saved_locked()) {
       return false;
     }
     std::optional<Block> block = residency_->tier().try_acquire(bytes_);

@@ -54,6 +54,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The managed storages. Their limits are those of the first call as long as any of its storages lives. Throws
   // std::invalid_argument where nobody says how much of the device they may have.
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed();  // null where there is none
 
   // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
   void drain();
@@ -115,8 +116,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Residency residency_;
   const std::unique_ptr<Decider> decider_;
   Exclusions exclusions_;
-
-  [[nodiscard]] std::shared_ptr<ManagedSet> managed();  // null where there is none
 
   // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
   Mutex managed_mutex_;

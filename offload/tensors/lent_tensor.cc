@@ -1,7 +1,5 @@
 #include "offload/tensors/lent_tensor.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -17,7 +15,9 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/base/autograd_info.h"
+#include "offload/base/references.h"
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 namespace {
@@ -37,7 +37,7 @@ struct Entry {
   bool is_view;                       // LentFrom::is_view
   bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
-  [[nodiscard]] bool is_unused() const { return handed.use_count() == (tensor ? 1 : 0); }
+  [[nodiscard]] bool is_unused() const { return tensor ? references_to(tensor.get()) == 1 : handed.use_count() == 0; }
 
   // Whether nobody has the saved tensor, nor a save of it: AccumulateGrad would then take it over without hooks, too.
   [[nodiscard]] bool may_be_taken_over() const {
@@ -56,25 +56,11 @@ struct Entry {
 // The lent tensors of the whole process to which ebb refers: a tensor may be lent on one thread and let go of on
 // another.
 //
-// A forked child begins with a new instance, because the lock of its parent's may never be released there.
-//
 // Threads: every member may be called from any thread. Tensors are destroyed outside of the lock, because their end may
 // end a graph.
 class Lent {
  public:
-  static Lent& all() {
-    Lent* known = instance_;
-    if (known == nullptr) {
-      static const int registered = pthread_atfork(nullptr, nullptr, [] { instance_ = nullptr; });
-      static_cast<void>(registered);
-      auto* const made = new Lent;  // never destroyed: autograd may run at any time, also at exit
-      if (instance_.compare_exchange_strong(known, made)) {
-        return *made;
-      }
-      delete made;
-    }
-    return *known;
-  }
+  static Lent& all() { return PerProcess<Lent>::here(); }
 
   void add(const Impl& tensor, Handing handing, const LentFrom& from) {
     if (passes_ == 0) {  // no backward pass takes the tensor over
@@ -217,8 +203,6 @@ class Lent {
     }
     return released;
   }
-
-  static inline std::atomic<Lent*> instance_{nullptr};
 
   std::atomic<std::size_t> count_{0};
   std::atomic<std::int64_t> passes_{0};

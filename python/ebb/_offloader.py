@@ -3,6 +3,7 @@
 import os
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -51,10 +52,6 @@ def _make(parameter: torch.Tensor, device: torch.device) -> None:
     parameter._backward_hooks = parameter._backward_hooks
     if parameter._post_accumulate_grad_hooks is not None:
         parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
-
-
-def _nothing(parameter: torch.Tensor) -> None:
-    pass
 
 
 class Offloader:
@@ -335,13 +332,22 @@ class Offloader:
         for each in tensors:  # one after the other: together they need not fit on the device
             if each.is_meta:
                 _make(each, self.device)
-            if gradients and each.is_leaf and each.requires_grad and not each._post_accumulate_grad_hooks:
-                # Torch replaces a C++ hook where the program adds its first one in Python. This is the first one.
-                each.register_post_accumulate_grad_hook(_nothing)
+            if gradients and each.is_leaf and each._post_accumulate_grad_hooks is None:
+                # Torch replaces a C++ hook where the program adds its first one in Python: as if one had been removed.
+                each._post_accumulate_grad_hooks = OrderedDict()
             managed = self._core.manage([each], *how) or managed
         if not managed and self._enabled:
             why = f"all of {len(tensors)} tensors are smaller than minimum_bytes" if tensors else "no tensor was chosen"
             warnings.warn(f"ebb: manage() manages nothing: {why}", stacklevel=2)
+
+    def release(self, what: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
+        """Has parameters, their gradients and the optimizer's states on the device for good, as before manage().
+
+        Updates that were put off are done first, and new gradients stay on the device. Raises torch.OutOfMemoryError where
+        the device has no room, with some of them released.
+        """
+        tensors = what.parameters() if isinstance(what, torch.nn.Module) else what
+        self._core.release([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

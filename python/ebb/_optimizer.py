@@ -123,6 +123,7 @@ class Optimizer(torch.optim.Optimizer):
         self._update_in = update_in
         self._set_update_on(update_on)
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._places: dict[int, tuple[int, int]] = {}  # group and place there, by the id of a parameter
         self._updated: set[int] = set()  # the id of each parameter updated in backward since the last step()
         weakref.finalize(self, _remove, self._hooks)
         super().__init__(params, defaults)
@@ -284,17 +285,32 @@ class Optimizer(torch.optim.Optimizer):
             self._updated.clear()
 
     def _update_in_backward(self, parameter: torch.Tensor) -> None:
-        for group in self.param_groups:
-            if parameter.grad is not None and any(each is parameter for each in group["params"]):
-                if id(parameter) in self._updated:
-                    raise RuntimeError(
-                        f"ebb: {type(self).__name__} with update_in=\"backward\" got a parameter's second gradient before "
-                        "step(). Each backward pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
-                        'update_in="step"'
-                    )
-                self._updated.add(id(parameter))
-                self._update(parameter, group)
-                parameter.grad = None
+        group = self._group_of(parameter)
+        if parameter.grad is None or group is None:
+            return
+        if id(parameter) in self._updated:
+            raise RuntimeError(
+                f"ebb: {type(self).__name__} with update_in=\"backward\" got a parameter's second gradient before "
+                "step(). Each backward pass is a step there, so gradients cannot be accumulated: call step() after each, or use "
+                'update_in="step"'
+            )
+        self._updated.add(id(parameter))
+        self._update(parameter, group)
+        parameter.grad = None
+
+    def _group_of(self, parameter: torch.Tensor) -> dict[str, Any] | None:
+        for _ in range(2):  # the program may have changed the groups since places were looked up
+            number, place = self._places.get(id(parameter), (0, 0))
+            if number < len(self.param_groups):
+                group = self.param_groups[number]
+                if place < len(group["params"]) and group["params"][place] is parameter:
+                    return group
+            self._places = {
+                id(each): (number, place)
+                for number, group in enumerate(self.param_groups)
+                for place, each in enumerate(group["params"])
+            }
+        return None
 
     @torch.no_grad()
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:

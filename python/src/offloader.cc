@@ -105,6 +105,9 @@ void bind_offloader(py::module_& module) {
           py::arg("tensors"), py::arg("device_bytes"), py::arg("prefetch_bytes"), py::arg("minimum_bytes"),
           py::arg("resident_bytes"), py::arg("weights"), py::arg("gradients"), py::arg("states"), Released())
       .def("parameters_may_be_sharded", &Offloader::parameters_may_be_sharded)
+      .def(
+          "release", [](Offloader& offloader, const std::vector<at::Tensor>& tensors) { offloader.release(tensors); },
+          py::arg("tensors"), Released())
       .def("device", [](const Offloader& offloader) { return offloader.device().str(); })
       .def("drain", &Offloader::drain, Released())
       .def("evict", &Offloader::evict, py::arg("bytes"), Released())

@@ -234,3 +234,20 @@ def test_no_offload_may_be_entered_inside_of_itself(offloader):
         x.exp()
     assert moved(offloader) == 1
     still_kept.sum().backward()
+
+
+def test_a_look_at_a_storage_does_not_keep_it_from_eviction():
+    def evicted(look):
+        offloader = ebb.Offloader("cpu", ebb.policies.keep_everything(1))
+        layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+        with offloader:
+            x = torch.ones(16, 64)
+            for layer in layers:
+                x = torch.tanh(layer(x))
+                if look:
+                    x.untyped_storage().nbytes()
+            loss = x.sum()
+        del x
+        return offloader.evict("1GB"), loss.backward()
+
+    assert evicted(look=True) == evicted(look=False)

@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import pickle
+import threading
 import warnings
 from collections import OrderedDict
 
@@ -331,7 +332,7 @@ def test_calls_of_manage_gather_no_hooks(home):
     model = new_model()
     for _ in range(5):
         home.manage(model, device_bytes=0, minimum_bytes=0)
-    assert len(model[1].weight._post_accumulate_grad_hooks) == 1
+    assert len(model[1].weight._post_accumulate_grad_hooks) == 0
 
 
 def test_what_has_no_room_is_said_once():
@@ -556,6 +557,104 @@ def test_a_gradient_that_dlpack_has_stays(home):
     for parameter, capsule in taken.items():
         alias = torch.utils.dlpack.from_dlpack(capsule)
         assert torch.equal(alias, parameter.grad) and alias.data_ptr() == parameter.grad.data_ptr()
+
+
+def test_a_gradient_that_another_thread_is_writing_does_not_leave(home):
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def write_late(tensor):
+        alias = tensor.numpy()  # good until the operation ends
+        has_begun.set()
+        assert may_end.wait(60)
+        alias[:] = 5
+
+    with torch.library._scoped_library("ebb_test_manage", "DEF") as library:
+        library.define("write_late(Tensor(a!) tensor) -> ()")
+        library.impl("write_late", write_late, "CPU")
+        layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
+        others = []
+
+        def give(parameter):
+            others.append(threading.Thread(target=torch.ops.ebb_test_manage.write_late, args=[parameter.grad]))
+            others[0].start()
+            assert has_begun.wait(60)
+
+        layers[3].weight.register_post_accumulate_grad_hook(give)
+        home.manage(layers, device_bytes=0, minimum_bytes=1)
+        layers(torch.ones(2, 32)).sum().backward()
+        may_end.set()
+        others[0].join()
+        assert torch.equal(layers[3].weight.grad.clone(), torch.full((32, 32), 5.0))
+
+
+def test_a_look_at_a_storage_leaves_the_gradient_managed(home):
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
+    home.manage(layers, device_bytes=0, minimum_bytes=1)
+    for each in layers.parameters():
+        each.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.untyped_storage().nbytes() and None)
+    layers(torch.ones(2, 32)).sum().backward()
+    assert home.stats().managed.tensors == 8
+
+
+def test_a_storage_that_the_program_holds_leaves_the_gradient_alone(home):
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(2)))
+    home.manage(layers, device_bytes=0, minimum_bytes=1)
+    held = []
+    for each in layers.parameters():
+        each.register_post_accumulate_grad_hook(lambda parameter: held.append(parameter.grad.untyped_storage()))
+    layers(torch.ones(2, 32)).sum().backward()
+    assert home.stats().managed.tensors == 2 and all(each.data_ptr() != 0 for each in held)
+
+
+@pytest.mark.parametrize("optimizer", ["torch", "step", "next_use"])
+def test_what_is_frozen_at_first_has_its_gradients_managed_later(home, optimizer):
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
+    layers[:2].requires_grad_(False)
+    home.manage(layers, device_bytes=0, minimum_bytes=1)
+    layers.requires_grad_(True)
+    if optimizer == "torch":
+        optimizer = torch.optim.AdamW(layers.parameters(), foreach=False)
+    else:
+        optimizer = ebb.AdamW(layers.parameters(), update_in=optimizer)
+    for expected in (8, 16):
+        layers(torch.ones(2, 32)).sum().backward()
+        assert home.stats().managed.tensors == expected
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_gradients_are_managed_under_reentrant_checkpoints(home):
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32, bias=False) for _ in range(4)))
+    home.manage(layers, device_bytes=0, minimum_bytes=1)
+    x = torch.ones(2, 32, requires_grad=True)
+    for layer in layers:
+        x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+    x.sum().backward()
+    assert home.stats().managed.tensors == 8
+    for each in layers.parameters():
+        with pytest.raises(RuntimeError, match="comes and goes"):
+            each.grad.data_ptr()
+
+
+@pytest.mark.parametrize("update_in", ["torch", "step", "next_use"])
+def test_what_is_released_is_as_before(home, update_in):
+    def trained(release):
+        model = new_model()
+        home.manage(model, device_bytes=0, minimum_bytes=0)
+        kind = torch.optim.AdamW if update_in == "torch" else ebb.AdamW
+        optimizer = kind(model.parameters(), **({} if update_in == "torch" else {"update_in": update_in}))
+        train(model, optimizer, home, steps=2)
+        if release:
+            home.release(model)
+            assert home.stats().managed.tensors == 0
+            model[1].weight.detach().numpy()
+            for state in optimizer.state.values():
+                state["exp_avg"].numpy()
+        found = train(model, optimizer, home, steps=2)
+        assert (home.stats().managed.tensors == 0) == release
+        return found
+
+    assert_equal(trained(True), trained(False))
 
 
 PROFILED = """

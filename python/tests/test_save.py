@@ -1,4 +1,5 @@
 import copy
+import gc
 import os
 import resource
 import signal
@@ -283,3 +284,25 @@ def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path,
     monkeypatch.setattr("torch._C.PyTorchFileWriter", None)
     with pytest.raises(OSError, match="too long"):
         ebb.save(torch.ones(3), tmp_path / ("a" * 256))
+
+
+def test_a_program_that_saves_leaves_nothing_managed_behind(tmp_path):
+    def run(home):
+        layer = torch.nn.Linear(32, 32, bias=False)
+        home.manage(layer, device_bytes=0, minimum_bytes=1)
+        optimizer = ebb.AdamW(layer.parameters(), update_in="next_use")
+        for step in range(3):
+            layer(torch.ones(2, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1:
+                ebb.save({"optimizer": optimizer}, tmp_path / "checkpoint.pt")
+
+    home = ebb.Offloader("cpu")
+    for _ in range(3):
+        run(home)
+        gc.collect()
+    other = torch.nn.Linear(4, 4, bias=False)
+    home.manage(other, device_bytes=0, minimum_bytes=1)
+    gc.collect()
+    assert home.stats().managed.tensors == 1

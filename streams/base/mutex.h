@@ -36,6 +36,7 @@
 #define EBB_ACQUIRE(...) EBB_THREAD_SAFETY(acquire_capability(__VA_ARGS__))
 #define EBB_ACQUIRE_SHARED(...) EBB_THREAD_SAFETY(acquire_shared_capability(__VA_ARGS__))
 #define EBB_TRY_ACQUIRE(result) EBB_THREAD_SAFETY(try_acquire_capability(result))
+#define EBB_TRY_ACQUIRE_SHARED(result) EBB_THREAD_SAFETY(try_acquire_shared_capability(result))
 #define EBB_RELEASE(...) EBB_THREAD_SAFETY(release_capability(__VA_ARGS__))
 #define EBB_RELEASE_SHARED(...) EBB_THREAD_SAFETY(release_shared_capability(__VA_ARGS__))
 
@@ -55,6 +56,7 @@ class EBB_THREAD_SAFETY(capability("mutex")) BasicMutex {
 
   // std::shared_mutex alone.
   void lock_shared() EBB_ACQUIRE_SHARED() { standard_.lock_shared(); }
+  [[nodiscard]] bool try_lock_shared() EBB_TRY_ACQUIRE_SHARED(true) { return standard_.try_lock_shared(); }
   void unlock_shared() EBB_RELEASE_SHARED() { standard_.unlock_shared(); }
 
   // std::mutex alone. Lets other threads have the mutex until `condition` is notified, or for a while: the caller

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -48,6 +50,39 @@ class ProcessMark {
 
   static std::atomic<std::uint64_t> forks_;  // between the first process and this one
   std::uint64_t made_after_;
+};
+
+// The one T of this process, which is made when first asked for and never destroyed: code may run at any time, also at
+// exit. A forked child makes one of its own, because the locks of its parent's may never be released there.
+//
+// Threads: any.
+template <typename T>
+class PerProcess {
+ public:
+  static T& here() {
+    T* known = here_;
+    if (known == nullptr) {
+      [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, &PerProcess::forget);
+      auto* const made = new T;
+      if (here_.compare_exchange_strong(known, made)) {
+        return *made;
+      }
+      delete made;
+    }
+    return *known;
+  }
+
+  // The one of the process that this one was forked from; null for none.
+  static T* of_parent() { return of_parent_; }
+
+ private:
+  static void forget() {
+    of_parent_ = here_ == nullptr ? of_parent_ : here_.load();
+    here_ = nullptr;
+  }
+
+  static inline std::atomic<T*> here_{nullptr};
+  static inline T* of_parent_ = nullptr;
 };
 
 // Holds a mutex from its construction to its end. In a forked child, which has one thread, and where another thread of

@@ -261,6 +261,56 @@ void fork_among_threads() {
   say(world->backward());
 }
 
+// As fork_among_threads, for the locks of managed tensors: a thousand times, as few forks find one locked.
+void fork_beside_managed_training() {
+  constexpr int kForks = 1000;
+  constexpr int kOwn = 20;  // each so many a child makes an offloader of its own
+  constexpr unsigned kForksSeconds = 120;
+  make_world(kSmall);
+  Parameters none_on_device;
+  none_on_device.minimum_bytes = 0;
+  none_on_device.device_bytes = 0;
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 4; ++i) {
+    weights.push_back(at::ones({kSmall}).requires_grad_());
+  }
+  world->offloader->manage(weights, none_on_device);
+  std::atomic<bool> enough{false};
+  std::thread training([&] {
+    while (!enough) {
+      for (const at::Tensor& weight : weights) {
+        weight.mul(2).sum().backward();
+        weight.mutable_grad().reset();
+      }
+    }
+  });
+  alarm(kForksSeconds);
+  int well = 0;
+  for (int i = 0; i < kForks; ++i) {
+    const pid_t child = fork();
+    TORCH_CHECK(child >= 0, "fork failed");
+    if (child == 0) {
+      alarm(kChildSeconds);
+      bool is_exact = true;
+      const std::string refused = error_of([&] { static_cast<void>(weights[0].detach().sum()); });
+      const std::string own = i % kOwn != 0 ? "nothing" : error_of([&] {
+        Offloader offloader(everything(at::kCPU));
+        const at::Tensor tensor = at::ones({kSmall});
+        offloader.manage({tensor}, none_on_device);
+        tensor.mul_(2);
+        is_exact = tensor.eq(2).all().item<bool>();
+      });
+      _exit(refused.starts_with("ebb: this offloader") && own == "nothing" && is_exact ? 0 : 1);
+    }
+    int status = 0;
+    TORCH_CHECK(waitpid(child, &status, 0) == child, "waitpid failed");
+    well += status == 0 ? 1 : 0;
+  }
+  enough = true;
+  training.join();
+  say("children that ended well: " + std::to_string(well));
+}
+
 void fork_on_gpu() {
   World on_gpu(kSmall, c10::Device(c10::kCUDA, c10::cuda::current_device()));
   in_child([&] {
@@ -287,6 +337,7 @@ const Modes kForkModes{
     {"fork_and_make_own", fork_and_make_own},
     {"fork_and_use_kept", fork_and_use_kept},
     {"fork_among_threads", fork_among_threads},
+    {"fork_beside_managed_training", fork_beside_managed_training},
     {"fork_on_gpu", fork_on_gpu},
 };
 

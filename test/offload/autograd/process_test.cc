@@ -186,6 +186,10 @@ TEST_CASE("forks among threads that hold ebb's locks leave no child hanging", "[
   CHECK(probe("fork_among_threads") == well(repeated(10, "ebb: this offloader\nchild: exit 0\n") + "exact\n"));
 }
 
+TEST_CASE("a thousand forks beside a thread that uses managed tensors leave no child hanging", "[process]") {
+  CHECK(probe("fork_beside_managed_training") == well("children that ended well: 1000\n"));
+}
+
 TEST_CASE("after a fork of a process that uses a GPU the child gets a clear error and the parent goes on exactly",
           "[process][gpu]") {
   CHECK(run_probe("fork_on_gpu", "") == well(repeated(1, kRefused) + "child: exit 0\nexact\n"));

@@ -44,7 +44,7 @@ class ManagedWorld : public OrderingWorld {
     managed_[which]->begin_use();
     static_cast<void>(set_->bring(uses, tier->current_stream()));
     OrderingWorld::read(tensors_[which].storage());
-    managed_[which]->end_use(/*written=*/false);
+    set_->end(uses);
   }
 
   void write(std::size_t which, float value) {
@@ -53,7 +53,7 @@ class ManagedWorld : public OrderingWorld {
     static_cast<void>(set_->bring(uses, tier->current_stream()));
     auto* const data = static_cast<float*>(tensors_[which].storage().mutable_data());
     tier->compute(tier->current_stream(), [data, value] { std::fill_n(data, kFloats, value); });
-    managed_[which]->end_use(/*written=*/true);
+    set_->end(uses);
   }
 
   // Writes the bytes where they are in host memory. Returns what they were.

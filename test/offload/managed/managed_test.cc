@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <future>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -12,9 +15,13 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CPUAllocator.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 #include <torch/serialize/archive.h>
 
 #include "offload/base/managed_key.h"
@@ -346,6 +353,171 @@ TEST_CASE("a new offloader ends what one that has ended has left of tensors that
   CHECK(at::equal(tensor, at::ones({64})));
   const std::unique_ptr<Offloader> next = make_offloader(late(), make_tier(late()));
   CHECK(old.expired());
+}
+
+// Writes the number at last, to the memory that it has been given at first.
+struct LateWrite {
+  std::promise<void> has_begun;
+  std::promise<void> may_end;
+};
+LateWrite* late_write = nullptr;
+
+void write_late(const at::Tensor& tensor, double number) {
+  float* const begin = tensor.mutable_data_ptr<float>();
+  late_write->has_begun.set_value();
+  late_write->may_end.get_future().wait();
+  std::fill_n(begin, tensor.numel(), static_cast<float>(number));
+}
+
+// As a program does, before manage().
+void call_after_gradient(const at::Tensor& leaf, std::function<void(const at::Tensor&)> call) {
+  struct Hook final : torch::autograd::PostAccumulateGradHook {
+    explicit Hook(std::function<void(const at::Tensor&)> calls) : call(std::move(calls)) {}
+    void operator()(const at::Tensor& given) override { call(given); }
+    std::function<void(const at::Tensor&)> call;
+  };
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Hook>(std::move(call)));
+}
+
+TEST_CASE("a gradient that another thread is writing does not leave", "[managed]") {
+  static const torch::Library library = [] {
+    torch::Library made(torch::Library::DEF, "ebb_managed_test", std::nullopt, __FILE__, __LINE__);
+    made.def("write_late(Tensor(a!) tensor, float number) -> ()", &write_late);
+    return made;
+  }();
+  const auto operation = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("ebb_managed_test::write_late", "")
+                             .typed<void(const at::Tensor&, double)>();
+  LateWrite write;
+  late_write = &write;
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const std::vector<at::Tensor> weights = make_weights(4);
+  std::thread other;
+  call_after_gradient(weights[3], [&](const at::Tensor& leaf) {
+    other = std::thread([&] { operation.call(leaf.grad(), 5.0); });
+    write.has_begun.get_future().wait();
+  });
+  offloader->manage(weights, within(0));
+  torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+  write.may_end.set_value();
+  other.join();
+  CHECK(weights[3].grad().eq(5).all().item<bool>());
+  CHECK_FALSE(has_home(weights[3].grad()));
+  CHECK(is_away(weights[2].grad()));
+}
+
+TEST_CASE("a gradient that the program's hook sees is observed there, and has its memory", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const std::vector<at::Tensor> weights = make_weights(2);
+  std::vector<float> seen;
+  for (const at::Tensor& weight : weights) {
+    call_after_gradient(weight, [&](const at::Tensor& leaf) {
+      CHECK(is_managed(leaf.grad()));
+      seen.push_back(*leaf.grad().data_ptr<float>());
+    });
+  }
+  offloader->manage(weights, within(0));
+  torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+  CHECK(seen.size() == 2);
+  CHECK(is_away(weights[0].grad()));
+  CHECK(is_away(weights[1].grad()));
+}
+
+TEST_CASE("weights that are frozen when they are given to manage() have their gradients managed later", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const std::vector<at::Tensor> weights = make_weights(3);
+  weights[1].requires_grad_(false);
+  offloader->manage(weights, within(0));
+  weights[1].requires_grad_();
+  torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+  for (const at::Tensor& weight : weights) {
+    CHECK(has_home(weight.grad()));
+  }
+}
+
+TEST_CASE("gradients are managed while another thread goes backward", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const std::vector<at::Tensor> weights = make_weights(3);
+  offloader->manage(weights, within(0));
+  const at::Tensor others = at::ones({1}).requires_grad_();
+  std::promise<void> has_begun;
+  std::promise<void> may_end;
+  others.register_hook([&](const at::Tensor& /*gradient*/) {
+    has_begun.set_value();
+    may_end.get_future().wait();
+  });
+  std::thread other([&] { torch::autograd::backward({others * 2}); });
+  has_begun.get_future().wait();
+  torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+  for (const at::Tensor& weight : weights) {
+    CHECK(has_home(weight.grad()));
+  }
+  may_end.set_value();
+  other.join();
+}
+
+TEST_CASE("lists of different lengths are LibTorch's error, and nothing is changed", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 4; ++i) {
+    tensors.push_back(at::ones({8}));
+  }
+  const std::vector<at::Tensor> plain = {at::ones({8}), at::ones({8})};
+  offloader->manage(tensors, within(0));
+  const std::vector<at::Tensor> one = {at::ones({8})};
+  const std::vector<at::Scalar> number = {2.0};
+  CHECK_THROWS_WITH(at::_foreach_add_(tensors, one), Catch::Contains("got 4 and 1"));
+  CHECK_THROWS_AS(at::_foreach_mul_(tensors, number), c10::Error);
+  CHECK_THROWS_AS(at::_foreach_copy_(tensors, one), c10::Error);
+  CHECK_THROWS_AS(at::_foreach_addcmul_(tensors, tensors, one), c10::Error);
+  CHECK_THROWS_AS(at::_foreach_add_(tensors, std::vector<at::Tensor>{}), c10::Error);
+  for (const at::Tensor& each : tensors) {
+    CHECK(at::equal(each, at::ones({8})));
+  }
+}
+
+TEST_CASE("gradients are unscaled a few at a time", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  std::vector<at::Tensor> tensors;
+  for (int i = 0; i < 8; ++i) {
+    tensors.push_back(at::full({kWidth, kWidth}, 2.0 * i));
+  }
+  tensors[5][0][0] = std::numeric_limits<float>::infinity();
+  offloader->manage(tensors, within(2 * kBytes));
+  offloader->drain();
+  offloader->reset_stats();
+  at::Tensor found_inf = at::zeros({1});
+  at::_amp_foreach_non_finite_check_and_unscale_(tensors, found_inf, at::full({1}, 0.5));
+  CHECK(offloader->stats().managed_on_device.peak_bytes <= 2 * kBytes);
+  CHECK(found_inf.item<float>() == 1);
+  CHECK(tensors[7].eq(7).all().item<bool>());
+}
+
+TEST_CASE("what is released is the program's again, with its gradient and its states", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  const std::vector<at::Tensor> weights = make_weights(3);
+  const std::vector<at::Tensor> expected = train(make_weights(3), nullptr);
+  offloader->manage(weights, within(GENERATE(0U, 2 * kBytes)));
+  const at::Tensor state = [&] {
+    const at::NoGradGuard no_grad;
+    return at::zeros_like(weights[0]);
+  }();
+  torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+  CHECK(has_home(state));
+  const at::Tensor gradient = weights[0].grad();
+  offloader->release(std::vector<at::Tensor>{weights[0], weights[1]});
+  for (const at::Tensor& each : {weights[0], weights[1], gradient, state}) {
+    CHECK_FALSE(has_home(each));
+    CHECK_NOTHROW(each.data_ptr<float>());
+  }
+  CHECK(offloader->stats().managed.tensors == 2);  // a weight and its gradient
+  for (const at::Tensor& weight : weights) {
+    weight.mutable_grad().reset();
+  }
+  check_equal(expected, train(weights, nullptr));
+  CHECK_NOTHROW(offloader->manage(weights, within(0)));
+  CHECK(has_home(weights[0]));
 }
 
 }  // namespace

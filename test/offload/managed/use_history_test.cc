@@ -1,5 +1,7 @@
 #include "offload/managed/use_history.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include <catch2/catch.hpp>
@@ -16,12 +18,20 @@ void use(UseHistory& history, const Items& items) {
 }
 
 Items expected(const UseHistory& history, std::size_t most = 100) {
+  constexpr UseHistory::Item kItems = 100;
   Items found;
-  history.expect([&](UseHistory::Item item) {
-    found.push_back(item);
-    return found.size() < most;
-  });
+  for (UseHistory::Item item = 0; item < kItems; ++item) {
+    if (history.next_place(item) != UseHistory::kNever) {
+      found.push_back(item);
+    }
+  }
+  std::ranges::sort(found, {}, [&](UseHistory::Item item) { return history.next_place(item); });
+  found.resize(std::min(found.size(), most));
   return found;
+}
+
+std::uint64_t next_use(const UseHistory& history, UseHistory::Item item) {
+  return history.uses_until(history.next_place(item));
 }
 
 TEST_CASE("a use history expects nothing before the program has repeated itself", "[managed]") {
@@ -29,8 +39,8 @@ TEST_CASE("a use history expects nothing before the program has repeated itself"
   CHECK(expected(history).empty());
   use(history, {0, 1, 2});
   CHECK(expected(history).empty());
-  CHECK(history.next_use(1) == UseHistory::kNever);
-  CHECK(history.next_use(7) == UseHistory::kNever);
+  CHECK(next_use(history, 1) == UseHistory::kNever);
+  CHECK(next_use(history, 7) == UseHistory::kNever);
 }
 
 TEST_CASE("a use history expects what came after the same place, each item once", "[managed]") {
@@ -39,9 +49,9 @@ TEST_CASE("a use history expects what came after the same place, each item once"
   use(history, {0, 1});
   CHECK(expected(history) == Items{2, 3, 1, 0, 4});
   CHECK(expected(history, 2) == Items{2, 3});
-  CHECK(history.next_use(2) == 1);
-  CHECK(history.next_use(3) == 2);
-  CHECK(history.next_use(4) == 6);
+  CHECK(next_use(history, 2) == 1);
+  CHECK(next_use(history, 3) == 2);
+  CHECK(next_use(history, 4) == 6);
 }
 
 TEST_CASE("a use history tells forward from backward by what came before", "[managed]") {
@@ -76,6 +86,31 @@ TEST_CASE("a use history forgets the oldest uses", "[managed]") {
     use(history, {i % 3});
   }
   CHECK(expected(history) == Items{1, 2, 0});
+}
+
+TEST_CASE("a use history counts the bytes until a use, an item once within a window", "[managed]") {
+  UseHistory history;
+  for (int period = 0; period < 2; ++period) {
+    for (const UseHistory::Item item : {0, 1, 0, 2, 3}) {
+      history.use(item, /*bytes=*/10, /*window=*/15);
+    }
+  }
+  CHECK(history.bytes_until(history.next_place(0)) == 10);
+  CHECK(history.bytes_until(history.next_place(1)) == 20);
+  CHECK(history.bytes_until(history.next_place(2)) == 30);
+}
+
+TEST_CASE("a use history remembers more uses where there are more items", "[managed]") {
+  constexpr UseHistory::Item kItems = 1 << 15;
+  UseHistory history;
+  for (int use = 0; use < 5; ++use) {
+    for (UseHistory::Item item = 0; item < kItems; ++item) {
+      history.use(item);
+    }
+  }
+  history.use(0);
+  CHECK(next_use(history, kItems - 1) == kItems - 1);
+  CHECK(history.jumps() == 1);
 }
 
 }  // namespace
