@@ -25,9 +25,14 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 
 // Whoever else holds the gradient may read its memory without an operation, as a DLPack capsule does, and whoever else
 // holds its storage may do so through a tensor that is not observed. An object of Python's, which holds the gradient as
-// well, leads to operations only.
+// well, leads to operations only. A save of ebb's knows the storage weakly, where backward has handed out the save's
+// bytes and a leaf has taken these over: the save would hand them out again.
 bool is_the_leafs_alone(const at::Tensor& gradient) {
   constexpr std::size_t kLeafAndArgument = 2;
+  constexpr std::size_t kOwnersRegistrysAndThis = 3;
+  if (gradient.storage().getWeakStorageImpl().weak_use_count() > kOwnersRegistrysAndThis) {
+    return false;
+  }
   const bool has_python_object = gradient.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
   return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) &&
          references_to(gradient.storage().unsafeGetStorageImpl()) == 1;

@@ -17,6 +17,7 @@
 #include <c10/util/ScopeExit.h>
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -257,6 +258,39 @@ TEST_CASE("a bfloat16 weight that the program writes counts, and the master keep
   const at::Tensor written = weight_after_three(true, is_managed, update_in, update_on);
   CHECK(written.narrow(0, 1, kWidth - 1).equal(left_alone.narrow(0, 1, kWidth - 1)));
   CHECK(written.narrow(0, 0, 1).abs().max().item<float>() < 0.01F);
+}
+
+// Saves its output, and returns it as the gradient.
+struct ReturnsItsOutput : torch::autograd::Function<ReturnsItsOutput> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    at::Tensor out = x * 2;
+    context->save_for_backward({out});
+    return out;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list /*gradients*/) {
+    return {context->get_saved_variables()[0]};
+  }
+};
+
+TEST_CASE("a gradient that is a saved tensor's memory stays where the save finds it", "[managed]") {
+  const auto train = [](Offloader* offloader) {
+    const at::Tensor weight = at::linspace(-1, 1, kWidth * kWidth).view({kWidth, kWidth}).requires_grad_();
+    if (offloader != nullptr) {
+      offloader->manage({weight}, within(0));
+    }
+    at::Tensor loss;
+    {
+      const auto guard = offloader == nullptr ? nullptr : std::make_unique<OffloadGuard>(*offloader);
+      loss = ReturnsItsOutput::apply(weight).sum();
+    }
+    for (const bool retain : {true, true, false}) {
+      torch::autograd::backward({loss}, {}, retain);
+    }
+    return weight.grad().clone();
+  };
+  Rig rig(late_without_stash());
+  CHECK(train(nullptr).equal(train(&rig.offloader())));
 }
 
 // Weights after some steps, each of one backward pass.
