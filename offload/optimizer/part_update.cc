@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "offload/base/managed_key.h"
 #include "offload/managed/at_home.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/optimizer/cpu_update.h"
