@@ -1,6 +1,7 @@
 #include "offload/autograd/thread_setting.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <mutex>
 
@@ -46,8 +47,12 @@ ThreadSetting::ThreadSetting() : autocast_caches_(at::autocast::is_autocast_cach
 }
 
 bool ThreadSetting::random_state_is_unchanged() const {
-  return std::ranges::all_of(random_,
-                             [](const RandomState& each) { return each.state.equal(state_of(each.generator)); });
+  const auto is_same = [](const RandomState& each) {
+    const at::Tensor now = state_of(each.generator);  // compared without an operation, which dispatch modes would see
+    return now.nbytes() == each.state.nbytes() &&
+           std::memcmp(now.const_data_ptr(), each.state.const_data_ptr(), now.nbytes()) == 0;
+  };
+  return std::ranges::all_of(random_, is_same);
 }
 
 void ThreadSetting::put_random_state_in_force() const {

@@ -1,6 +1,10 @@
 #include "offload/base/autograd_info.h"
 
+#include <cstring>
+#include <typeinfo>
+
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace ebb {
@@ -9,6 +13,11 @@ namespace {
 const NodePtr kNone;
 
 }  // namespace
+
+bool is_custom(const torch::autograd::Node& node) {
+  const char* const name = typeid(node).name();
+  return std::strstr(name, "CppNode") != nullptr || std::strstr(name, "PyNode") != nullptr;
+}
 
 AutogradInfo::AutogradInfo(const at::TensorBase& tensor) : tensor_(tensor), grad_fn_(&kNone) {
   const auto* const meta = static_cast<torch::autograd::AutogradMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());

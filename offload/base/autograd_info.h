@@ -6,7 +6,14 @@
 
 #include "offload/base/libtorch.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace ebb {
+
+// Whether the node is that of a torch::autograd::Function, or of a Function of Python's.
+[[nodiscard]] bool is_custom(const torch::autograd::Node& node);
 
 // What autograd knows of a tensor, looked up once. at::Tensor's own accessors (`is_leaf`, `is_view` and so on) are
 // virtual calls, each of which looks up the same AutogradMeta, and a save needs most of them. All but grad_fn are as of

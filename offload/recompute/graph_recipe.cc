@@ -8,9 +8,11 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include "offload/base/autograd_info.h"
 #include "offload/recompute/recipe_table.h"
 
 namespace ebb {
@@ -33,6 +35,20 @@ NodePtr through_unsafe_view(NodePtr node) {
   return node;
 }
 
+// Whether views alone lead from the base to the tensor, by their nodes. A custom function that returns its input makes
+// a view, too, and may have written to the input by what LibTorch does not count: a collective.
+bool only_views_made(const at::Tensor& tensor, const at::Tensor& base) {
+  constexpr int kMostViews = 32;
+  NodePtr node = tensor.grad_fn();
+  for (int i = 0; i < kMostViews && node != nullptr && node != base.grad_fn(); ++i) {
+    if (is_custom(*node) || node->num_outputs() == 0) {
+      return false;
+    }
+    node = node->next_edge(0).function;
+  }
+  return node == base.grad_fn();
+}
+
 int depth_of(const Ingredients::Inputs& inputs) {
   int deepest = 0;
   for (const auto& input : inputs) {
@@ -49,13 +65,16 @@ bool made_on_current_stream(const Node& node, c10::Device device) {
 }  // namespace
 
 std::unique_ptr<GraphRecipe> GraphRecipe::find(const at::Tensor& saved) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // the mode may have changed what operations compute
+    return nullptr;
+  }
   const at::Tensor whole = saved.is_view() ? at::Tensor(saved._base()) : saved;
   if (!whole.has_storage()) {  // the values of a sparse tensor
     return nullptr;
   }
   const bool same_storage = whole.storage().unsafeGetStorageImpl() == saved.storage().unsafeGetStorageImpl();
   if (!same_storage || whole._version() != 0 || !fills_its_storage(whole) || whole.output_nr() != 0 ||
-      whole.grad_fn() == nullptr) {
+      whole.grad_fn() == nullptr || (saved.is_view() && !only_views_made(saved, whole))) {
     return nullptr;
   }
   const NodePtr node = through_unsafe_view(whole.grad_fn());

@@ -1,7 +1,5 @@
 #include "offload/tensors/saved_tensor.h"
 
-#include <cstring>
-#include <typeinfo>
 #include <utility>
 
 #include <ATen/SequenceNumber.h>
@@ -15,12 +13,6 @@
 
 namespace ebb {
 namespace {
-
-// Whether the node is that of a torch::autograd::Function, or of a Function of Python's.
-bool is_custom(const torch::autograd::Node& node) {
-  const char* const name = typeid(node).name();
-  return std::strstr(name, "CppNode") != nullptr || std::strstr(name, "PyNode") != nullptr;
-}
 
 // Whether the tensor is a view of a leaf that another node made than the node that saves it. Such a view is kept whole,
 // as LibTorch keeps it: after a write the view alone knows which node made what it now shows (VersionCheck). A view

@@ -11,6 +11,7 @@ from ebb import _core
 Result = TypeVar("Result")
 
 
+@torch._disable_dynamo  # which would compile the function in the first run, and not in backward
 def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool = False, **named: Any) -> Result:
     """Returns function(*inputs, **named), of which autograd saves the tensors among the inputs only.
 

@@ -277,7 +277,7 @@ class Offloader:
         dispatch mode, a custom operation) are good until that operation ends: take no address for a tensor's name.
 
         state_dict() of a module, and of torch's optimizers, has managed tensors as copies in host memory, each made when it
-        is first asked for and kept as long as the dict: torch.save needs host memory for all of them, and ebb.save for one.
+        is first asked for, and again after a write to the tensor, and kept as long as the dict: torch.save needs host memory for all of them, and ebb.save for one.
         What is written to a copy does not reach the tensor: load_state_dict() does, and state_dict(keep_vars=True) has
         the module's tensors themselves.
 

@@ -17,14 +17,15 @@ from ebb._wrap_once import wrap_once
 class StateDict(OrderedDict[Any, Any]):
     """What state_dict() gives where some tensors are managed: these as copies in host memory.
 
-    A copy is made when its entry is first asked for, has the bytes of that moment, and stays the entry's. Entries that
-    are one tensor have one copy. What is written to a copy does not reach the managed tensor. What pickle and deepcopy
+    A copy is made when its entry is first asked for, and again when it is asked for after a write to the tensor: without
+    ebb an entry shares the tensor's memory. Entries that are one tensor have one copy. What is written to a copy does not reach the managed tensor. What pickle and deepcopy
     make of this is an OrderedDict.
 
     Threads: one at a time, as for a dict.
     """
 
     _tied: Mapping[Any, list[Any]] = {}  # by name: all names of a tensor that has several
+    _copies: dict[Any, tuple[int, torch.Tensor]] = {}  # by name: of which version, and the copy
 
     @classmethod
     def of(cls, known: Mapping[Any, Any]) -> Any:
@@ -37,22 +38,25 @@ class StateDict(OrderedDict[Any, Any]):
                 names[_identity(value)].append(name)
         made = cls(known)
         vars(made).update(getattr(known, "__dict__", {}))
+        made._copies = {}
         made._tied = {name: together for together in names.values() if len(together) > 1 for name in together}
         return made
 
-    def managed_items(self) -> ItemsView[Any, Any]:
+    def managed_items(self) -> list[tuple[Any, Any]]:
         """The entries, with the managed tensors themselves where they have not been asked for."""
-        return super().items()
+        return [(name, self[name] if name in self._copies else value) for name, value in super().items()]
 
     def __getitem__(self, name: Any) -> Any:
         value = super().__getitem__(name)
         if not is_managed(value):
             return value
-        copied = to_host(value)
-        for each in self._tied.get(name, [name]):
-            other = super().get(each)
-            if other is value or (is_managed(other) and _identity(other) == _identity(value)):
-                self[each] = copied
+        version, copied = self._copies.get(name, (None, None))
+        if version != value._version:
+            version, copied = value._version, to_host(value)
+            for each in self._tied.get(name, [name]):
+                other = super().get(each)
+                if other is value or (is_managed(other) and _identity(other) == _identity(value)):
+                    self._copies[each] = version, copied
         return copied
 
     get = Mapping.get
@@ -77,7 +81,7 @@ class StateDict(OrderedDict[Any, Any]):
         return made
 
     def _attributes(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_tied"}
+        return {name: value for name, value in vars(self).items() if name not in ("_tied", "_copies")}
 
 
 def wrap_state_dicts() -> None:
@@ -108,10 +112,11 @@ def wrap_state_dicts() -> None:
             param: torch.Tensor, value: torch.Tensor, param_id: int, param_groups: list[Any], key: Hashable = None
         ) -> torch.Tensor:
             loaded = function(param, value, param_id, param_groups, key)
-            if key == "step" or not is_managed(param) or loaded.shape != param.shape:
+            if not is_managed(param) or (key != "step" and loaded.shape != param.shape):
                 return loaded
             own = loaded.clone() if loaded is value else loaded
-            _core.manage_beside(param, own)
+            if key != "step":
+                _core.manage_beside(param, own)
             return own
 
         return process

@@ -177,6 +177,27 @@ def test_a_state_dict_has_one_copy_of_a_tied_weight_and_keeps_what_it_has_read(h
     assert copied["0.weight"].data_ptr() == copied["6.weight"].data_ptr()
 
 
+def test_a_state_dict_follows_the_weights_as_one_without_ebb_does(home):
+    model, optimizer, plain, its_optimizer = trained(home)
+    known, expected = model.state_dict(), plain.state_dict()
+    states = optimizer.state_dict()
+    for _ in range(2):
+        for name in expected:
+            assert torch.equal(known[name], expected[name]), name
+        train(model, optimizer, contextlib.nullcontext(), steps=1, first=50)
+        train(plain, its_optimizer, contextlib.nullcontext(), steps=1, first=50)
+    for number, state in its_optimizer.state_dict()["state"].items():
+        assert all(torch.equal(states["state"][number][name], value) for name, value in state.items())
+
+
+def test_two_optimizers_with_one_state_dict_do_not_share_steps(home):
+    model, optimizer, *_ = trained(home)
+    other = type(optimizer)(model.parameters(), **optimizer.defaults)
+    other.load_state_dict(optimizer.state_dict())
+    steps = [state["step"] for state in optimizer.state.values()]
+    assert steps and not any(own["step"] is step for own, step in zip(other.state.values(), steps, strict=True))
+
+
 def test_a_state_dict_copies_what_is_asked_for_alone(home):
     model, *_ = trained(home)
     copied = []

@@ -8,6 +8,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "policy/recompute.h"
 #include "test/offload/parity.h"
@@ -129,6 +130,29 @@ TEST_CASE("a region of another's checkpoint may have another inside", "[recomput
                   }),
                   dropping());
   }
+}
+
+// As tensor-parallel layers do: writes to its input by what LibTorch does not count, and returns the input.
+struct Reduces : torch::autograd::Function<Reduces> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& x) {
+    x.variable_data().mul_(3);
+    return x;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* /*context*/,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
+TEST_CASE("what a custom function returns of its input is not computed again", "[recompute][foreign]") {
+  const bool has_view = GENERATE(false, true);
+  expect_parity(with_calls([=](Inputs& in, const std::shared_ptr<Calls>&) {
+                  const at::Tensor x = in.activation({8, 8});
+                  at::Tensor reduced = Reduces::apply(x.mm(in.leaf({8, 8})));
+                  reduced = has_view ? reduced.t() : reduced;
+                  return reduced.sin() * reduced;
+                }),
+                dropping());
 }
 
 }  // namespace
