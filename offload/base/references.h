@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Storage.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace ebb {
@@ -19,9 +19,15 @@ template <typename Impl>
 // Python's.
 //
 // Threads: any; another thread may change the number meanwhile.
-template <typename Impl>
-[[nodiscard]] std::size_t references_to(Impl* of) {
-  return c10::raw::intrusive_ptr::use_count(of) - (has_idle_python_object(*of) ? 1 : 0);
+template <typename Impl, typename Null>
+[[nodiscard]] std::size_t references_to(const c10::intrusive_ptr<Impl, Null>& of) {
+  return of.use_count() - (has_idle_python_object(*of) ? 1 : 0);
+}
+[[nodiscard]] inline std::size_t references_to(const c10::Storage& of) {
+  return of.use_count() - (has_idle_python_object(*of.unsafeGetStorageImpl()) ? 1 : 0);
+}
+[[nodiscard]] inline std::size_t references_to(const at::TensorBase& of) {
+  return of.use_count() - (has_idle_python_object(*of.unsafeGetTensorImpl()) ? 1 : 0);
 }
 
 }  // namespace ebb

@@ -35,7 +35,7 @@ bool is_the_leafs_alone(const at::Tensor& gradient) {
   }
   const bool has_python_object = gradient.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() != nullptr;
   return gradient.use_count() <= kLeafAndArgument + (has_python_object ? 1 : 0) &&
-         references_to(gradient.storage().unsafeGetStorageImpl()) == 1;
+         references_to(gradient.storage()) == 1;
 }
 
 // The gradients, of all sets, that are whole and not managed yet, by the backward pass that has made them.

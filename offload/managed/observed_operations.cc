@@ -220,8 +220,7 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
 }
 
 void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state, const c10::Storage& parameter) {
-  if (!set->takes_states() || !set->takes(state) || is_managed(state) ||
-      references_to(state.storage().unsafeGetStorageImpl()) != 1) {
+  if (!set->takes_states() || !set->takes(state) || is_managed(state) || references_to(state.storage()) != 1) {
     return;
   }
   try_to_manage(set, state);
@@ -438,7 +437,7 @@ bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
   // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   constexpr std::size_t kCallersAndOneMore = 2;
-  if (references_to(tensor.unsafeGetTensorImpl()) > kCallersAndOneMore) {
+  if (references_to(tensor) > kCallersAndOneMore) {
     key_set(tensor) = tensor.key_set() - c10::DispatchKeySet(kManagedKey);
     return false;
   }

@@ -130,9 +130,7 @@ bool PostponedWork::drop_if_unseen() {
   Held dropped;  // destroyed after the lock is released
   const WithoutInterpreterLock without;
   const MutexLock lock(mutex_);
-  const auto is_seen = [](const at::Tensor& other) {
-    return references_to(other.storage().unsafeGetStorageImpl()) > 1;
-  };
+  const auto is_seen = [](const at::Tensor& other) { return references_to(other.storage()) > 1; };
   if (!has_lost_target() || std::ranges::any_of(held_.others, is_seen)) {
     return false;
   }

@@ -222,7 +222,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     std::size_t references = storage.source.use_count();
     if (references == by_ebb + 1) {  // which may be an idle object of Python's
       looked_at.push_back(storage.source.lock());
-      references = looked_at.back() ? references_to(looked_at.back().get()) - 1 : 0;
+      references = looked_at.back() ? references_to(looked_at.back()) - 1 : 0;
     }
     if (references <= by_ebb) {
       storage.idle = true;

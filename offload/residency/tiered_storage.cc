@@ -83,8 +83,7 @@ bool TieredStorage::evict(c10::Stream stream) {
       return false;
     }
     const MutexLock lock(mutex_, std::adopt_lock);
-    if (state_ != State::kResident || deferred_ || references_to(resident_.unsafeGetStorageImpl()) != 1 ||
-        !source_is_as_saved_locked()) {
+    if (state_ != State::kResident || deferred_ || references_to(resident_) != 1 || !source_is_as_saved_locked()) {
       return false;
     }
     std::optional<Block> block = residency_->tier().try_acquire(bytes_);

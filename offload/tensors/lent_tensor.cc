@@ -37,7 +37,7 @@ struct Entry {
   bool is_view;                       // LentFrom::is_view
   bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
 
-  [[nodiscard]] bool is_unused() const { return tensor ? references_to(tensor.get()) == 1 : handed.use_count() == 0; }
+  [[nodiscard]] bool is_unused() const { return tensor ? references_to(tensor) == 1 : handed.use_count() == 0; }
 
   // Whether nobody has the saved tensor, nor a save of it: AccumulateGrad would then take it over without hooks, too.
   [[nodiscard]] bool may_be_taken_over() const {
