@@ -108,6 +108,7 @@ Decision PlannedPolicy::decide(const Candidate& candidate) {
     too_long_ = true;
     met_long_step_ = true;
     recording_ = false;
+    moves_ = true;
     return safe(candidate);
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});
@@ -191,6 +192,7 @@ void PlannedPolicy::forget_plans() {
   recorded_.clear();
   host_bytes_ = first_host_bytes_;
   leaves_alone_ = has_records_ = false;
+  most_saved_ = most_other_ = 0;
 }
 
 void PlannedPolicy::limit_host(std::uint64_t bytes) {

@@ -64,9 +64,9 @@ class WholeGradients {
     }
     if (is_first && in_backward()) {
       // The callbacks of a pass that fails are not called, but end with the pass.
-      const std::shared_ptr<void> forgets(nullptr, [this, pass](void* /*none*/) { static_cast<void>(end(pass)); });
+      const std::shared_ptr<void> forgets(nullptr, [pass](void* /*none*/) { static_cast<void>(all().end(pass)); });
       torch::autograd::Engine::get_default_engine().queue_callback(
-          [this, pass, forgets] { static_cast<void>(manage(end(pass))); });
+          [pass, forgets] { static_cast<void>(manage(all().end(pass))); });  // a forked child has another all()
     }
   }
 

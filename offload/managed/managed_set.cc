@@ -99,8 +99,8 @@ bool ManagedSet::is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) {
   return is_sorted;
 }
 
-// A jump changes the next use of everything. Sorting takes its time only after as many uses as there are items; until
-// then what is looked at is sorted in.
+// A jump changes the next use of everything. Sorting takes its time only after a quarter as many uses as there are
+// items; until then what is looked at is sorted in.
 void ManagedSet::sort_after_jump() {
   if (jumps_ == history_.jumps() || uses_since_sorted_ < storages_.size() / 4) {
     return;
@@ -372,8 +372,9 @@ std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t need
   constexpr auto kHere = UseOrder::Where::kHere;
   const MutexLock lock(mutex_);
   sort_after_jump();
-  for (auto key = order_.last(kHere, before); key; key = order_.last(kHere, key)) {
-    if (!is_sorted_in(*key, kHere)) {
+  for (auto key = order_.last(kHere, before); key;) {
+    if (!is_sorted_in(*key, kHere)) {  // the item may be used last of all now
+      key = order_.last(kHere, before);
       continue;
     }
     if (history_.uses_until(key->next) <= needed_in) {
@@ -382,6 +383,7 @@ std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t need
     if (const Stored& storage = storages_[key->item]; storage->can_leave()) {
       return Expected{*key, storage};
     }
+    key = order_.last(kHere, key);
   }
   return std::nullopt;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <unordered_map>
 
 #include <c10/core/StorageImpl.h>

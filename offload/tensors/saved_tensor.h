@@ -56,7 +56,7 @@ class SavedTensor {
   // The storage that has the bytes, if they may leave the device; else null.
   [[nodiscard]] SavedStorage* storage() const { return use_ ? use_->storage().get() : nullptr; }
 
-  // Whether ebb holds no bytes for the save, because a leaf, of which this is a view if it is another tensor, has them.
+  // Whether a leaf, or a view of a leaf, was saved, whose bytes the program holds.
   [[nodiscard]] bool is_of_leaf() const { return is_of_leaf_; }
 
   // How many recipes have to be run one inside the other to have the bytes.

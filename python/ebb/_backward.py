@@ -27,10 +27,10 @@ def wrap_backward() -> None:
     def make(run: Any) -> Any:
         def _engine_run_backward(*arguments: Any, **named: Any) -> Any:
             result = _core.run_backward(run, *arguments, **named)
-            for owner_of, watch in tuple(_watches.items()):
-                owner = owner_of()
-                if owner is not None and not watch(owner):
-                    _watches.pop(owner_of, None)
+            for owner_of in list(_watches):
+                owner, watch = owner_of(), _watches.pop(owner_of, None)  # one that raises does not come back
+                if owner is not None and watch is not None and watch(owner):
+                    _watches[owner_of] = watch
             return result
 
         return _engine_run_backward

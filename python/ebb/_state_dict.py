@@ -101,9 +101,11 @@ def wrap_state_dicts() -> None:
     def make_of_optimizer(function: Callable[..., Any]) -> Callable[..., Any]:
         def state_dict(self: torch.optim.Optimizer) -> Any:
             known = function(self)
-            if isinstance(self, Optimizer):  # which copies
+            states = known.get("state") if isinstance(known, dict) else None  # a hook may have returned anything
+            if isinstance(self, Optimizer) or not isinstance(states, dict):  # ebb's copy
                 return known
-            return known | {"state": {key: StateDict.of(state) for key, state in known["state"].items()}}
+            copied = {key: StateDict.of(state) for key, state in states.items()}
+            return known if all(copied[key] is states[key] for key in states) else known | {"state": copied}
 
         return state_dict
 

@@ -1,6 +1,7 @@
 """Replaces functions of torch's."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,4 +14,5 @@ def wrap_once(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if not hasattr(function, _MARK):
         wrapped = functools.wraps(function)(make(function))
         setattr(wrapped, _MARK, True)
-        setattr(owner, name, wrapped)
+        is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+        setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)

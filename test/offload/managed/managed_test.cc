@@ -520,5 +520,28 @@ TEST_CASE("what is released is the program's again, with its gradient and its st
   CHECK(has_home(weights[0]));
 }
 
+TEST_CASE("the bound holds where the history jumps twice in a row", "[managed]") {
+  constexpr std::int64_t kElements = 1024;
+  constexpr std::uint64_t kBytes = kElements * sizeof(float);
+  constexpr std::uint64_t kHere = 8;
+  Rig rig(late_without_stash());
+  std::vector<at::Tensor> tensors;
+  for (std::uint64_t i = 0; i < kHere + 2; ++i) {
+    tensors.push_back(at::ones({kElements}).requires_grad_());
+  }
+  rig.offloader().manage(tensors, within(kHere * kBytes));
+  const auto use = [&](std::size_t i) { static_cast<void>(tensors[i].detach().add(1)); };
+  for (int period = 0; period < 3; ++period) {
+    for (std::uint64_t i = 0; i < kHere; ++i) {
+      use(i);
+    }
+  }
+  rig.offloader().reset_stats();
+  use(5);  // as never before
+  use(kHere);
+  use(kHere + 1);
+  CHECK(rig.stats().managed_on_device.peak_bytes <= kHere * kBytes);
+}
+
 }  // namespace
 }  // namespace ebb
