@@ -173,9 +173,11 @@ class FrameHooks final : public ForeignHooks {
   const std::shared_ptr<Frame> frame_;
 };
 
+// Of one or two inputs: LibTorch sees no gradient of a list of tensors.
 struct Reentrant : torch::autograd::Function<Reentrant> {
-  static at::Tensor forward(AutogradContext* context, variable_list inputs, const RegionFunction& function,
-                            const std::shared_ptr<Calls>& calls) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& first, const at::Tensor& second,
+                            const RegionFunction& function, const std::shared_ptr<Calls>& calls) {
+    const variable_list inputs = second.defined() ? variable_list{first, second} : variable_list{first};
     context->save_for_backward(inputs);
     context->saved_data["again"] = c10::IValue::make_capsule(c10::make_intrusive<Again>(function, calls));
     ++calls->runs;
@@ -195,7 +197,8 @@ struct Reentrant : torch::autograd::Function<Reentrant> {
     for (const at::Tensor& input : inputs) {
       found.push_back(input.grad());
     }
-    found.resize(inputs.size() + 2);
+    constexpr std::size_t kArguments = 4;
+    found.resize(kArguments);
     return found;
   }
 
@@ -229,7 +232,7 @@ at::Tensor checkpoint_by_hooks(const RegionFunction& function, const Tensors& in
 
 at::Tensor checkpoint_by_reentry(const RegionFunction& function, const Tensors& inputs,
                                  const std::shared_ptr<Calls>& calls) {
-  return Reentrant::apply(inputs, function, calls);
+  return Reentrant::apply(inputs[0], inputs.size() > 1 ? inputs[1] : at::Tensor(), function, calls);
 }
 
 }  // namespace ebb::graphs
