@@ -88,7 +88,7 @@ at::Tensor Interpreter::gradients_of(const Instruction& line, const Tensors& roo
   if (inputs.empty()) {
     return {};
   }
-  const bool twice = (line.numbers[0] & kTwice) != 0;
+  const bool twice = (line.numbers[0] & kTwice) != 0 && may_run_twice_at_once_;
   std::array<Tensors, 2> found;
   const auto call = [&](Tensors& result) {
     result = torch::autograd::grad(roots, inputs, gradients, twice || (line.numbers[0] & (kRetain | kCreate)) != 0,

@@ -199,13 +199,17 @@ at::Tensor Interpreter::run_region(const Instruction& line, const Tensors& opera
     return run(x, numbers);
   };
   const std::uint32_t inner = line.numbers[2] / kWays;
-  are_calls_alike_ = are_calls_alike_ && line.numbers[2] % kWays != 0 && inner != 0;
+  constexpr std::uint32_t kEbbs = 0;
+  constexpr std::uint32_t kByHooks = 1;
+  // "An `ebb::checkpoint` inside of torch's, over which two backward passes run at once"
+  may_run_twice_at_once_ = may_run_twice_at_once_ && !(line.numbers[2] % kWays == kByHooks && inner == kEbbs);
+  are_calls_alike_ = are_calls_alike_ && line.numbers[2] % kWays != kEbbs && inner != kEbbs;
   return in_region(inner < kWays ? in_region(function, inner, line.id) : function, line.numbers[2] % kWays,
                    line.id)(operands);
 }
 
 RegionFunction Interpreter::in_region(RegionFunction function, std::uint32_t how, int id) const {
-  if (how == 0) {
+  if (how == 0) {  // ebb's
     return [function = std::move(function), plain = ground_.offloaders.empty(), id](const Tensors& inputs) {
       const auto inside = [function](const Tensors& x) {
         const ForeignScope innermost(nullptr);

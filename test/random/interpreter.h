@@ -108,6 +108,7 @@ class Interpreter {
   std::vector<std::pair<int, at::Tensor>> leaves_;
   Tensors crowd_;  // whose graphs stay alive
   const std::shared_ptr<Calls> calls_ = std::make_shared<Calls>();
+  bool may_run_twice_at_once_ = true;
   bool are_calls_alike_ = true;  // with ebb and without: no region of ebb's has run
   std::vector<Scope> scopes_;
   std::vector<Record> records_;
