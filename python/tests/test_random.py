@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from random_programs.shrinker import shrink
 
 def test_random_programs_have_the_bits_errors_and_calls_of_plain_autograd():
     out = run_python(
-        """
+        f"""
         import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
         from random_programs.__main__ import main
         sys.argv[1:] = ["--programs", "150", "--seed", "1"]
         status = main()
