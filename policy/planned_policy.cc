@@ -113,7 +113,9 @@ Decision PlannedPolicy::decide(const Candidate& candidate) {
   }
   seen_.push_back({candidate.bytes, std::string(candidate.operation)});
   strayed_ = strayed_ || (!recording_ && !choose_plan());
-  Decision decision = recording_ ? safe(candidate) : decide_alone(candidate);
+  const bool stays =
+      leaves_alone_ && !recording_ && !moves_ && !candidate.region && fits_whole(kept_ + candidate.bytes);
+  Decision decision = stays ? Decision::kKeep : safe(candidate);
   if (following_ != nullptr) {
     const Decision planned = following_->plan->decisions[seen_.size() - 1];
     decision = planned == Decision::kRecompute ? safe(candidate) : planned;
@@ -121,12 +123,6 @@ Decision PlannedPolicy::decide(const Candidate& candidate) {
   moves_ = moves_ || (decision != Decision::kKeep && !candidate.region);
   kept_ += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
-}
-
-// In a step that follows no plan and is not recorded.
-Decision PlannedPolicy::decide_alone(const Candidate& candidate) {
-  const bool stays = leaves_alone_ && !moves_ && !candidate.region && fits_whole(kept_ + candidate.bytes);
-  return stays ? Decision::kKeep : safe(candidate);
 }
 
 // Whether so many saved bytes fit within a budget in bytes beside other memory that grows as they do.
@@ -156,6 +152,7 @@ void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
   if (recorded.mapped().size() != record.storages.size()) {
     return;
   }
+  const bool is_warm = most_saved_ > 0;
   std::uint64_t saved = 0;
   for (const StorageRecord& storage : record.storages) {
     saved += storage.bytes;
@@ -165,7 +162,6 @@ void PlannedPolicy::learn(std::uint64_t step, const StepRecord& record) {
     most_other_ = std::max(most_other_, level.bytes);
   }
   most_saved_ = std::max(most_saved_, saved);
-  const bool is_warm = std::exchange(has_records_, true);
   leaves_alone_ = is_warm && !record.awaits_managed && record.managed.empty() && fits_whole(saved);
   auto known = std::find_if(known_.begin(), known_.end(),
                             [&](const Known& each) { return each.signature == recorded.mapped(); });
@@ -191,7 +187,7 @@ void PlannedPolicy::forget_plans() {
   known_.clear();
   recorded_.clear();
   host_bytes_ = first_host_bytes_;
-  leaves_alone_ = has_records_ = false;
+  leaves_alone_ = false;
   most_saved_ = most_other_ = 0;
 }
 

@@ -25,15 +25,15 @@ namespace ebb {
 // a new signature every storage that can be recomputed is recomputed and the rest is offloaded, which takes the least
 // memory, and the runtime records when each storage is saved and needed. The plan is made from the second such step,
 // because the first step also loads kernels and makes host memory ready; with managed storages, from the third, because
-// the optimizer makes its states in the first. A step that strays from its plan follows
-// another plan if the step has begun like that plan. Otherwise the step goes on as a step with a new signature does,
-// and the next steps are recorded until the strayed step has a plan.
+// the optimizer makes its states in the first. A step that strays from its plan follows another plan if the step has
+// begun like that plan. Otherwise the step goes on as a step with a new signature does, and the next steps are recorded
+// until the strayed step has a plan. A few plans are kept side by side (training and evaluation, buckets of sequence
+// length); the plan that was unused longest is forgotten first.
 //
 // Steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a step
 // without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most other
 // memory that was recorded, scaled up where the step saves more than any recorded step. A step that does not fit whole
-// moves the rest, and the next step is recorded. A few plans are kept side by side (training and
-// evaluation, buckets of sequence length); the plan that was unused longest is forgotten first.
+// moves the rest, and the next step is recorded.
 //
 // Threads: as Policy; this holds for `recorded_step` and `learn`, too.
 class PlannedPolicy final : public Policy {
@@ -135,7 +135,6 @@ class PlannedPolicy final : public Policy {
   [[nodiscard]] bool any_plan() const;
   [[nodiscard]] bool has_plan(const Signature& signature) const;
   [[nodiscard]] bool choose_plan();
-  [[nodiscard]] Decision decide_alone(const Candidate& candidate);
   [[nodiscard]] bool fits_whole(std::uint64_t saved_bytes) const;
   void remember_signature();
   void forget_step();
@@ -161,7 +160,6 @@ class PlannedPolicy final : public Policy {
   // Of all recorded steps: the most bytes that a step saved, and the most other memory. Zero before the first record.
   std::uint64_t most_saved_ = 0;
   std::uint64_t most_other_ = 0;
-  bool has_records_ = false;
   bool leaves_alone_ = false;   // steps without a plan are left alone, and not recorded
   bool moves_ = false;          // the step that has begun does not keep all of its storages
   std::uint64_t kept_ = 0;      // bytes that the step that has begun keeps

@@ -1,6 +1,5 @@
 #include "offload/autograd/guard_scope.h"
 
-#include <new>
 #include <tuple>
 #include <utility>
 
@@ -51,12 +50,6 @@ void GuardScope::leave() {
   }
   drop_ended();
   take_from_below_the_top();
-  if (runtime != nullptr && !runtime->forked()) {
-    try {
-      runtime->decider().guard_ended();
-    } catch (const std::bad_alloc&) {  // the end of the next guard will do
-    }
-  }
 }
 
 // If the stack's top scope lies directly on this scope, takes this scope out from below it.

@@ -67,10 +67,11 @@ void PlanLifecycle::count_unlike() {
   constexpr int kMany = 10;
   if (++unlike_ == kMany) {
     log_warning(
-        "Options::device_budget: no two of the last " + std::to_string(kMany) +
-        " steps saved tensors of the same sizes by the same operations, so that there is no plan, and everything "
-        "moves or is recomputed where a step does not fit whole. Pad batches to a few lengths, or let a policy "
-        "decide.");
+        "Options::device_budget: after " + std::to_string(kMany) +
+        " recorded steps there is no plan to follow, because none of them saved tensors of the same sizes by the same "
+        "operations as another. Where a step does not fit whole, everything moves or is recomputed. Pad batches to a "
+        "few "
+        "lengths, or let a policy decide.");
   }
 }
 

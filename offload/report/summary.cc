@@ -13,9 +13,12 @@ std::uint64_t gone_bytes(const Stats& stats) {
   return stats.offloaded.bytes + stats.dropped.bytes + stats.evicted.bytes;
 }
 
-// What was on the device at most, with what the program has held there itself in a step.
+// What was on the device at most, with what the program has held there itself in a step: at most what would have been
+// there had all stayed.
 std::uint64_t peak_bytes(const Stats& stats) {
-  return stats.saved_on_device.peak_bytes + stats.still_held.bytes / std::max<std::uint64_t>(1, stats.steps);
+  const std::uint64_t by_ebb = stats.saved_on_device.peak_bytes;
+  const std::uint64_t by_program = stats.still_held.bytes / std::max<std::uint64_t>(1, stats.steps);
+  return std::min(by_ebb + by_program, std::max(stats.saved_if_kept.peak_bytes, by_ebb));
 }
 
 // Whether the peak is lower by a few percent than with everything kept. A smaller gain is not worth a copy.
@@ -35,8 +38,7 @@ bool has_moved_much(const Stats& stats) {
 }  // namespace
 
 std::string summary(const Stats& stats) {
-  const std::uint64_t peak =
-      std::min(peak_bytes(stats), std::max(stats.saved_if_kept.peak_bytes, stats.saved_on_device.peak_bytes));
+  const std::uint64_t peak = peak_bytes(stats);
   const std::uint64_t if_kept = stats.saved_if_kept.peak_bytes;
   if (stats.steps == 0 && gone_bytes(stats) == 0) {  // nobody was asked about a storage
     return stats.saved.tensors == 0

@@ -1,5 +1,6 @@
 #include "offload/runtime/plan_decider.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
+#include "offload/base/managed_key.h"
 #include "offload/managed/managed_set.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/recompute/graph_recipe.h"
@@ -48,6 +50,13 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
                 " for which host memory or disk has no room: it stays on the device, and Options::device_budget may "
                 "be exceeded");
   }
+}
+
+bool PlanDecider::may_compute(const GraphRecipe& recipe) {
+  const auto is_of_leaf = [](const auto& input) {
+    return input != nullptr && input->is_of_leaf() && !is_managed(input->shape());
+  };
+  return !leaves_may_be_sharded_ || std::ranges::none_of(recipe.inputs(), is_of_leaf);
 }
 
 std::optional<std::uint64_t> PlanDecider::first_managed_bytes() {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "offload/planning/plan_lifecycle.h"
-#include "offload/recompute/leaf_memory.h"
 #include "offload/runtime/decider.h"
 
 namespace ebb {
@@ -23,9 +22,11 @@ class PlanDecider final : public Decider {
               Residency& residency);
   ~PlanDecider() override;
 
-  [[nodiscard]] bool may_compute(const GraphRecipe& recipe) override { return leaf_memory_.stays(recipe); }
-  void guard_ended() override { leaf_memory_.look(); }
-  void leaves_may_be_sharded() override { leaf_memory_.may_be_sharded(); }
+  // Where leaves may be sharded, not what is computed from leaves. FSDP2 frees a parameter's memory after the forward
+  // pass of the parameter's module, and fills memory again before the module's backward: without a new version, and
+  // maybe at the same address, before the bytes are there. Managed bytes come back by themselves.
+  [[nodiscard]] bool may_compute(const GraphRecipe& recipe) override;
+  void leaves_may_be_sharded() override { leaves_may_be_sharded_ = true; }
 
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
     return DeviceAccount::Held::What::kPassedThroughBesidePlan;
@@ -66,7 +67,7 @@ class PlanDecider final : public Decider {
                                                  SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
   const std::unique_ptr<PlanLifecycle> lifecycle_;
-  LeafMemory leaf_memory_;
+  std::atomic<bool> leaves_may_be_sharded_{false};
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);  // whose bound plans set; null for none
   // While the lock is held, so that the set does not end under the lock; let go of by decided().
   std::shared_ptr<ManagedSet> held_ EBB_GUARDED_BY(policy_mutex_);
