@@ -13,7 +13,7 @@ namespace ebb {
 
 std::shared_ptr<HostCopy> HostCopy::start(const at::Tensor& beside, const at::Tensor& from) {
   const std::shared_ptr<ManagedSet> set =
-      is_managed(beside) ? Registry::all().set_of(beside.storage().unsafeGetStorageImpl()) : nullptr;
+      is_managed(beside) ? Registry::all().find(beside.storage().unsafeGetStorageImpl()).set : nullptr;
   if (set == nullptr || !set->residency().tier().blocks_are_memory() || from.numel() == 0) {
     return nullptr;
   }

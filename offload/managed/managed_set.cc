@@ -90,26 +90,13 @@ void ManagedSet::sort_in(const ManagedStorage& storage) noexcept {
   }
 }
 
-// Otherwise sorts the item in.
+// Otherwise sorts the item in: where the history goes on from another place, the next use of everything is another.
 bool ManagedSet::is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) {
   const bool is_sorted = history_.next_place(key.item) == key.next && where_of(storages_[key.item].get()) == where;
   if (!is_sorted) {
     sort_in(key.item);
   }
   return is_sorted;
-}
-
-// A jump changes the next use of everything. Sorting takes its time only after a quarter as many uses as there are
-// items; until then what is looked at is sorted in.
-void ManagedSet::sort_after_jump() {
-  if (jumps_ == history_.jumps() || uses_since_sorted_ < storages_.size() / 4) {
-    return;
-  }
-  jumps_ = history_.jumps();
-  uses_since_sorted_ = 0;
-  for (std::uint32_t item = 0; item < storages_.size(); ++item) {
-    sort_in(item);
-  }
 }
 
 std::uint64_t ManagedSet::fetched_ahead_bytes() const {
@@ -261,7 +248,6 @@ bool ManagedSet::note_use(const Use& use) {
     log_->use(use.storage->item(), use.storage->bytes(), use.written);
   }
   const std::uint32_t item = use.storage->item();
-  ++uses_since_sorted_;
   const bool is_news = history_.use(item, use.storage->bytes(), fetched_ahead_bytes());
   order_.put(item, UseOrder::Where::kNowhere, history_.next_place(item));
   return is_news;
@@ -371,7 +357,6 @@ std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t need
                                                               const std::optional<UseOrder::Key>& before) {
   constexpr auto kHere = UseOrder::Where::kHere;
   const MutexLock lock(mutex_);
-  sort_after_jump();
   for (auto key = order_.last(kHere, before); key;) {
     if (!is_sorted_in(*key, kHere)) {  // the item may be used last of all now
       key = order_.last(kHere, before);
@@ -425,7 +410,6 @@ std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home(std::size_t most)
   const std::uint64_t fetched = fetched_ahead_bytes();
   std::vector<Wanted> wanted;
   const MutexLock lock(mutex_);
-  sort_after_jump();
   std::size_t looked_at = 0;
   for (auto key = order_.first(kAway, std::nullopt); key && looked_at < kMostLookedAt + most && wanted.size() < most;
        key = order_.first(kAway, key), ++looked_at) {

@@ -218,7 +218,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   void sort_in(std::uint32_t item) noexcept EBB_REQUIRES(mutex_);
   void sort_in(const ManagedStorage& storage) noexcept;
   [[nodiscard]] bool is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
-  void sort_after_jump() EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
   void give_back(std::uint32_t item);
   bool note_use(const Use& use);
@@ -252,9 +251,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
 
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseHistory history_ EBB_GUARDED_BY(mutex_);
-  UseOrder order_ EBB_GUARDED_BY(mutex_);           // of what is not in use
-  std::uint64_t jumps_ EBB_GUARDED_BY(mutex_) = 0;  // that order_ knows of
-  std::uint64_t uses_since_sorted_ EBB_GUARDED_BY(mutex_) = 0;
+  UseOrder order_ EBB_GUARDED_BY(mutex_);  // of what is not in use
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
   std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage

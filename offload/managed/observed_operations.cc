@@ -209,6 +209,10 @@ bool only_makes_views(const c10::FunctionSchema& schema) {
          std::ranges::none_of(schema.arguments(), is_read);
 }
 
+Registry::Found found_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? Registry::all().find(tensor.storage().unsafeGetStorageImpl()) : Registry::Found();
+}
+
 // The set that is to manage what an optimizer makes like this tensor; null for all that is no optimizer's.
 std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
   if (!value.isTensor() || at::GradMode::is_enabled() || in_backward() || observed_here > 0) {
@@ -216,7 +220,7 @@ std::shared_ptr<ManagedSet> set_for_states_like(const c10::IValue& value) {
   }
   const at::Tensor& tensor = value.toTensor();
   const bool is_parameter = tensor.defined() && is_managed(tensor) && tensor.is_leaf() && tensor.requires_grad();
-  return is_parameter ? Registry::all().set_of(tensor.storage().unsafeGetStorageImpl()) : nullptr;
+  return is_parameter ? found_of(tensor).set : nullptr;
 }
 
 void manage_state(const std::shared_ptr<ManagedSet>& set, const at::Tensor& state, const c10::Storage& parameter) {
@@ -247,7 +251,7 @@ std::uint64_t bound_of(at::ArrayRef<c10::IValue> arguments) {
     for (const c10::IValue& value : each.toListRef()) {
       const at::Tensor& tensor = value.toTensor();
       if (tensor.defined() && is_managed(tensor) && tensor.has_storage()) {
-        const auto set = Registry::all().set_of(tensor.storage().unsafeGetStorageImpl());
+        const auto set = found_of(tensor).set;
         return set == nullptr ? ~std::uint64_t{0} : set->device_bytes();
       }
     }
@@ -335,10 +339,10 @@ class InParts {
   }
 
   static std::uint64_t managed_bytes(const at::Tensor& tensor) {
-    if (!tensor.defined() || !is_managed(tensor) || !tensor.has_storage()) {
+    if (!tensor.defined() || !is_managed(tensor)) {
       return 0;
     }
-    const Registry::Found found = Registry::all().find(tensor.storage().unsafeGetStorageImpl());
+    const Registry::Found found = found_of(tensor);
     return found.managed == nullptr ? 0 : found.managed->bytes();
   }
 
@@ -363,10 +367,6 @@ bool manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, co
     key_set(tensor) = tensor.key_set() | c10::DispatchKeySet(kManagedKey);
   }
   return is_added;
-}
-
-Registry::Found found_of(const at::Tensor& tensor) {
-  return tensor.has_storage() ? Registry::all().find(tensor.storage().unsafeGetStorageImpl()) : Registry::Found();
 }
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -450,7 +450,7 @@ void manage_beside(const at::Tensor& managed, const at::Tensor& other) {
   if (!managed.defined() || !is_managed(managed)) {
     return;
   }
-  if (const std::shared_ptr<ManagedSet> set = Registry::all().set_of(managed.storage().unsafeGetStorageImpl())) {
+  if (const std::shared_ptr<ManagedSet> set = found_of(managed).set) {
     manage_state(set, other, managed.storage());
   }
 }
@@ -528,7 +528,7 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
   if (std::ranges::any_of(others, shares_targets)) {  // the work would keep the target alive
     return nullptr;
   }
-  const std::shared_ptr<ManagedSet> set = Registry::all().set_of(target.storage().unsafeGetStorageImpl());
+  const std::shared_ptr<ManagedSet> set = found_of(target).set;
   if (set == nullptr) {
     return nullptr;
   }
@@ -541,8 +541,7 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
 }  // namespace
 
 void refuse_capture(const at::Tensor& managed) {
-  const std::shared_ptr<ManagedSet> set =
-      is_managed(managed) ? Registry::all().set_of(managed.storage().unsafeGetStorageImpl()) : nullptr;
+  const std::shared_ptr<ManagedSet> set = is_managed(managed) ? found_of(managed).set : nullptr;
   TORCH_CHECK(set == nullptr || !set->residency().tier().captures(),
               "ebb: an update of a managed tensor cannot be part of a CUDA graph");
 }

@@ -53,12 +53,6 @@ std::vector<c10::Stream> Registry::Watched::streams() {
   return streams_;
 }
 
-std::shared_ptr<ManagedSet> Registry::set_of(const c10::StorageImpl* storage) {
-  const SharedLock lock(mutex_);
-  const auto known = entries_.find(storage);
-  return known == entries_.end() ? nullptr : known->second.set;
-}
-
 std::vector<Registry::Found> Registry::managed() {
   std::vector<Found> all;
   const SharedLock lock(mutex_);

@@ -57,9 +57,6 @@ class Registry {
   // cannot be asked.
   void refuse_parents(const c10::StorageImpl* storage);
 
-  // The set that manages a storage; null if none does.
-  [[nodiscard]] std::shared_ptr<ManagedSet> set_of(const c10::StorageImpl* storage);
-
   // All that come and go.
   [[nodiscard]] std::vector<Found> managed();
 

@@ -1,7 +1,6 @@
 #include "offload/managed/use_history.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace ebb {
 namespace {
@@ -29,8 +28,7 @@ bool UseHistory::use(Item item, std::uint64_t bytes, std::uint64_t window) {
   places_[item].push_back(end());
   uses_.push_back({item, so_far + (is_counted ? bytes : 0)});
   const bool goes_on = like_now_ != kNowhere && like_now_ + 1 < end() - 1 && at(like_now_ + 1) == item;
-  const Place before = std::exchange(like_now_, goes_on ? like_now_ + 1 : place_like_now());
-  jumps_ += goes_on || before == like_now_ ? 0 : 1;
+  like_now_ = goes_on ? like_now_ + 1 : place_like_now();
   return true;
 }
 
@@ -79,7 +77,6 @@ void UseHistory::forget_oldest() {
   ++first_;
   if (like_now_ != kNowhere && like_now_ < first_) {
     like_now_ = kNowhere;
-    ++jumps_;
   }
 }
 

@@ -32,15 +32,12 @@ class UseHistory {
   bool use(Item item, std::uint64_t bytes = 0, std::uint64_t window = 0);
 
   // Where in the history the item is expected next; kNever where it is not expected at all. Changes with a use of the
-  // item, and with jumps().
+  // item, and where the history has gone on otherwise than was expected.
   [[nodiscard]] Place next_place(Item item) const;
 
   // How many uses from now that place is; how many bytes are used until then, and in that place.
   [[nodiscard]] std::uint64_t uses_until(Place next) const { return next == kNever ? kNever : next - like_now_; }
   [[nodiscard]] std::uint64_t bytes_until(Place next) const;
-
-  // How often the history has gone on otherwise than was expected.
-  [[nodiscard]] std::uint64_t jumps() const { return jumps_; }
 
  private:
   static constexpr Place kNowhere = ~Place{0};
@@ -61,7 +58,6 @@ class UseHistory {
   Place first_ = 0;                        // of uses_.front()
   std::vector<std::deque<Place>> places_;  // of each item, in order
   Place like_now_ = kNowhere;              // the place before the last where the history went as it does now
-  std::uint64_t jumps_ = 0;
 };
 
 }  // namespace ebb

@@ -110,7 +110,6 @@ TEST_CASE("a use history remembers more uses where there are more items", "[mana
   }
   history.use(0);
   CHECK(next_use(history, kItems - 1) == kItems - 1);
-  CHECK(history.jumps() == 1);
 }
 
 }  // namespace
