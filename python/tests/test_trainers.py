@@ -157,6 +157,18 @@ def test_accelerate_is_exact():
     assert_equal(train(True), train(False))
 
 
+def lightning_trainer(lightning, folder, **options):
+    return lightning.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )
+
+
 def weights_trained_by_lightning(make_offloader, folder, calls_forward=True):
     """And what make_offloader(module) has returned."""
     lightning = pytest.importorskip("lightning")
@@ -182,15 +194,7 @@ def weights_trained_by_lightning(make_offloader, folder, calls_forward=True):
     offloader = make_offloader(module)
     rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(4)
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    trainer = lightning_trainer(lightning, folder, enable_checkpointing=False)
     loader = torch.utils.data.DataLoader(rows, batch_size=8)
     trainer.fit(module, loader, loader)
     return weights(module), offloader
@@ -323,14 +327,7 @@ def test_lightning_resumes_managed_parameters(tmp_path, home, dtype, optimizer):
         module = Module()
         manage(module.model)
         rows = torch.randn(32, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
+        trainer = lightning_trainer(lightning, folder)
         loader = torch.utils.data.DataLoader(rows, batch_size=8)
         saved = folder / "checkpoints" / "epoch=0-step=4.ckpt"
         trainer.fit(module, loader, ckpt_path=saved if resume else None)
