@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <exception>
 
 namespace ebb {
@@ -14,14 +15,18 @@ namespace ebb {
 // for ever. Autograd mostly saves without the GIL, but a custom Function of Python's packs and unpacks with the GIL
 // held. So a hook releases the GIL before it takes one of these five locks, and takes the GIL back when the hook is
 // done. Code that takes only other locks, such as the end of a save, keeps the GIL: nothing that takes the GIL is
-// called under those. So a device meter, which the end of a save may ask, must not be written in Python. One exception
-// is LibTorch's: with its memory history on (torch.cuda.memory._record_memory_history), its allocator takes the GIL,
-// under TieredStorage::mutex_.
+// called under those. So a device meter, which the end of a save may ask, must not be written in Python. Nor is a weak
+// reference made a strong one under those, or a strong one destroyed: where an object of Python's has the only other
+// reference, LibTorch takes the GIL to count it. One exception is LibTorch's: with its memory history on
+// (torch.cuda.memory._record_memory_history), its allocator takes the GIL, under TieredStorage::mutex_.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.
   void* (*let_go)() = nullptr;
   void (*take_back)(void*) = nullptr;
+
+  // How many references there are to a living object. Called with the lock or without, and takes no lock.
+  std::size_t (*references)(const void* object) = nullptr;
 
   // As the functions of these names below. Called with the lock or without.
   void (*leave_function)() = nullptr;
@@ -40,6 +45,10 @@ class WithoutInterpreterLock {
  private:
   void* const held_;  // null where there is nothing to take back
 };
+
+// Whether a living object of the interpreter's has one reference, LibTorch's. Without an Interpreter, none is known to.
+// Takes no lock.
+[[nodiscard]] bool is_idle(const void* object);
 
 // Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an
 // interpreter no error of those that programs catch: a function that handles its own errors takes it for none of them.

@@ -1,6 +1,7 @@
 #include "offload/interpreter.h"
 
 #include <atomic>
+#include <cstddef>
 #include <string_view>
 
 namespace ebb {
@@ -8,6 +9,7 @@ namespace {
 
 std::atomic<void* (*)()> let_go{nullptr};
 std::atomic<void (*)(void*)> take_back{nullptr};
+std::atomic<std::size_t (*)(const void*)> references{nullptr};
 std::atomic<void (*)()> leave_by_interpreter{nullptr};
 std::atomic<bool (*)(const std::exception_ptr&)> is_interpreters{nullptr};
 
@@ -24,8 +26,14 @@ void* let_go_here() {
 void set_interpreter(Interpreter interpreter) {
   leave_by_interpreter = interpreter.leave_function;
   is_interpreters = interpreter.is_leaving;
+  references = interpreter.references;
   take_back = interpreter.take_back;
   let_go = interpreter.let_go;  // last: other threads read let_go first
+}
+
+bool is_idle(const void* object) {
+  auto* const function = references.load(std::memory_order_acquire);
+  return function != nullptr && function(object) == 1;
 }
 
 void leave_function() {

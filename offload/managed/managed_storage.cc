@@ -108,9 +108,8 @@ Ticket ManagedStorage::copy_home() {
 }
 
 bool ManagedStorage::comes_and_goes() {
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   const MutexLock lock(mutex_);
-  storage = storage_.lock();
   if (!storage) {
     return false;
   }
@@ -121,9 +120,8 @@ bool ManagedStorage::comes_and_goes() {
 void ManagedStorage::let_addresses_be_read(bool let) { addresses_are_read = let; }
 
 void ManagedStorage::renew_refusal() {
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   const MutexLock lock(mutex_);
-  storage = storage_.lock();
   if (storage && uses_ == 0 && state_ != State::kReleased) {
     refuse_access(*storage, true);
   }
@@ -136,11 +134,11 @@ void ManagedStorage::begin_use() {
 }
 
 void ManagedStorage::end_use(bool written) noexcept {
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // destroyed after the lock is released, in case it is the last
+  // Made before the lock is taken and destroyed after: Note [The interpreter's lock].
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   const MutexLock lock(mutex_);
   --uses_;
   in_use_now_ = uses_ > 0;
-  storage = storage_.lock();
   if (!storage || state_ == State::kReleased) {
     return;
   }
@@ -152,15 +150,14 @@ void ManagedStorage::end_use(bool written) noexcept {
 }
 
 void ManagedStorage::bring(c10::Stream stream) {
-  c10::DataPtr unwanted;                         // destroyed after the lock is released
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  c10::DataPtr unwanted;                                                 // destroyed after the lock is released
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   const MutexLock lock(mutex_);
   while (user_at_home_) {
     TORCH_CHECK(user_at_home_ != std::this_thread::get_id(),
                 "ebb: a managed tensor is used while this thread updates it in host memory");
     mutex_.wait(use_at_home_is_over_);
   }
-  storage = storage_.lock();
   TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
   release_if_replaced_locked(*storage);
   if (state_ == State::kReleased) {
@@ -202,9 +199,8 @@ void ManagedStorage::bring(c10::Stream stream) {
 }
 
 void ManagedStorage::release() {
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   const MutexLock lock(mutex_);
-  storage = storage_.lock();
   if (storage && state_ == State::kInstalled) {
     wait_for_users_locked();
     refuse_access(*storage, false);
@@ -230,7 +226,7 @@ void ManagedStorage::wait_for_copies_at_home() {
 }
 
 void* ManagedStorage::begin_use_at_home() {
-  Garbage garbage;
+  Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
   const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) &&
                           !std::ranges::all_of(home_.gates(), [](const Ticket& copy) { return is_done(copy); });
@@ -238,7 +234,6 @@ void* ManagedStorage::begin_use_at_home() {
     return nullptr;
   }
   arrive_home_locked(Wait::kYes, garbage);
-  garbage.storage = storage_.lock();
   if (state_ != State::kHome || !garbage.storage || is_replaced_while_away_locked(*garbage.storage)) {
     return nullptr;
   }
@@ -252,14 +247,13 @@ void* ManagedStorage::begin_use_at_home() {
 }
 
 void ManagedStorage::end_use_at_home() noexcept {
-  c10::intrusive_ptr<c10::StorageImpl> storage;  // as in end_use
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   {
     const MutexLock lock(mutex_);
     --uses_;
     in_use_now_ = uses_ > 0;
     user_at_home_.reset();
     homes_ = HomesBytes::kSame;
-    storage = storage_.lock();
     if (storage && state_ != State::kReleased) {  // a use that did not get the bytes has let the address be read
       refuse_access(*storage, uses_ == 0);
     }
@@ -268,7 +262,7 @@ void ManagedStorage::end_use_at_home() noexcept {
 }
 
 bool ManagedStorage::prefetch() noexcept {
-  Garbage garbage;
+  Garbage garbage{{}, storage_.lock()};
   try {
     const MutexLock lock(mutex_);
     if (uses_ > 0 && state_ == State::kHome) {
@@ -286,7 +280,7 @@ bool ManagedStorage::prefetch() noexcept {
 }
 
 bool ManagedStorage::leave() noexcept {
-  Garbage garbage;
+  Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
   return leave_locked(garbage);
 }
@@ -300,7 +294,6 @@ bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
       garbage.memory = drop_locked();
       return true;
     }
-    garbage.storage = storage_.lock();
     if (state_ != State::kInstalled || stays_now_ || !garbage.storage) {
       return false;
     }
@@ -330,7 +323,7 @@ bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
 }
 
 bool ManagedStorage::arrive_home(Wait wait) noexcept {
-  Garbage garbage;
+  Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
   return arrive_home_locked(wait, garbage);
 }
@@ -345,7 +338,6 @@ bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
     }
     tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
   }
-  garbage.storage = storage_.lock();
   const bool can_come_back = garbage.storage && !is_replaced_while_away_locked(*garbage.storage);
   if (can_come_back && stays_after_failure_locked()) {
     install_locked(*garbage.storage);
@@ -364,7 +356,8 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
   if (in_use_now_) {  // this thread may hold the lock, if the thread asks for the memory of these bytes
     return false;
   }
-  Garbage garbage;
+  reference = storage_.lock();
+  Garbage garbage{{}, reference};
   if (!mutex_.try_lock()) {
     return false;
   }
@@ -373,7 +366,6 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
   if (leaves) {
     arrive_home_locked(Wait::kYes, garbage);
   }
-  reference = std::move(garbage.storage);
   return leaves && state_ == State::kHome;
 }
 

@@ -188,14 +188,19 @@ std::vector<c10::Storage> Registry::with_states_of(at::TensorList tensors, const
   for (const at::Tensor& each : tensors) {
     parameters.insert(each.has_storage() ? each.storage().unsafeGetStorageImpl() : nullptr);
   }
-  std::vector<c10::Storage> found;
-  const SharedLock lock(mutex_);
-  for (const auto& [address, entry] : entries_) {
-    const bool is_state = entry.parameter && parameters.contains(entry.parameter->_unsafe_get_target());
-    if (entry.set.get() != &set || (!is_state && !parameters.contains(address))) {
-      continue;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> known;
+  {
+    const SharedLock lock(mutex_);
+    for (const auto& [address, entry] : entries_) {
+      const bool is_state = entry.parameter && parameters.contains(entry.parameter->_unsafe_get_target());
+      if (entry.set.get() == &set && (is_state || parameters.contains(address))) {
+        known.push_back(entry.storage);
+      }
     }
-    if (auto storage = entry.storage.lock()) {
+  }
+  std::vector<c10::Storage> found;
+  for (const auto& each : known) {  // not under the lock: Note [The interpreter's lock]
+    if (auto storage = each.lock()) {
       found.emplace_back(std::move(storage));
     }
   }

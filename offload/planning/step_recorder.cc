@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "offload/base/references.h"
 #include "offload/report/gauge.h"
 
 namespace ebb {
@@ -184,17 +183,15 @@ void StepRecorder::mark(What what, std::uint32_t index) noexcept {
   try {
     const c10::Stream stream = tier_->current_stream();
     const DeviceUse use = meter_ ? meter_() : DeviceUse{};
-    std::vector<c10::intrusive_ptr<c10::StorageImpl>> looked_at;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
-    add_mark(what, index, stream, use, looked_at);
+    add_mark(what, index, stream, use);
   } catch (...) {  // no host memory for the mark, or no event
     const MutexLock lock(mutex_);
     usable_ = false;
   }
 }
 
-void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
-                            std::vector<c10::intrusive_ptr<c10::StorageImpl>>& looked_at) {
+void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) {
   if (!usable_ || over_) {
     return;
   }
@@ -215,16 +212,10 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   marks_.push_back(mark);
   const auto look_at = [&](std::uint32_t i) EBB_REQUIRES(mutex_) {
     Storage& storage = storages_[i];
-    if (storage.idle || storage.settled) {
-      return;
-    }
     const std::size_t by_ebb = storage.held.expired() ? 0 : 1;
-    std::size_t references = storage.source.use_count();
-    if (references == by_ebb + 1) {  // which may be an idle object of Python's
-      looked_at.push_back(storage.source.lock());
-      references = looked_at.back() ? references_to(looked_at.back()) - 1 : 0;
-    }
-    if (references <= by_ebb) {
+    // An idle object of Python's counts as the program's: to tell, a strong reference would have to be made, which may
+    // take the interpreter's lock.
+    if (!storage.idle && !storage.settled && storage.source.use_count() <= by_ebb) {
       storage.idle = true;
       marks_.push_back({What::kIdle, i, mark.time, mark.other_bytes, mark.other_bytes});
     }

@@ -146,8 +146,7 @@ class StepRecorder {
   [[nodiscard]] bool disturbed() const { return disturbed_ || met_eviction(); }
   void give_up_locked() noexcept EBB_REQUIRES(mutex_);
   void mark(What what, std::uint32_t index) noexcept EBB_EXCLUDES(mutex_);
-  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use,
-                std::vector<c10::intrusive_ptr<c10::StorageImpl>>& looked_at) EBB_REQUIRES(mutex_);
+  void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) EBB_REQUIRES(mutex_);
   class Clock;
   [[nodiscard]] std::uint64_t besides_region(const Mark& mark, std::uint64_t peak_bytes) const EBB_REQUIRES(mutex_);
   [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);

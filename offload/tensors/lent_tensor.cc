@@ -180,11 +180,10 @@ class Lent {
 
   Memories let_go_of_nobodys(Memory memory) noexcept {
     Memories released;
-    c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released, as is looked_at
-    c10::SmallVector<Impl, kAtOnce> looked_at;
+    c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
     const std::size_t most = std::min(kMost, entries_.size());
-    for (std::size_t i = 0; i < most && std::max(let_go.size(), looked_at.size()) < kAtOnce; ++i) {
+    for (std::size_t i = 0; i < most && std::max(let_go.size(), released.size()) < kAtOnce; ++i) {
       next_to_take_over_ = next_to_take_over_ < entries_.size() ? next_to_take_over_ : 0;
       Entry& entry = entries_[next_to_take_over_++];
       if (!entry.may_be_taken_over()) {
@@ -195,8 +194,9 @@ class Lent {
         entry.saved = WeakTensor(Impl());  // the saved tensor has ended already: this ends no graph
       }
       if (memory == Memory::kIsReleased && !entry.is_view && entry.memory && entry.is_of_this_thread()) {
-        looked_at.push_back(entry.handed.lock());
-        if (looked_at.back() && looked_at.back()->unique_version()) {
+        // Not made a strong reference under the lock (Note [The interpreter's lock]): what has ended keeps its version
+        // counter for as long as the weak reference lives.
+        if (!entry.handed.expired() && entry.handed._unsafe_get_target()->unique_version()) {
           released.push_back(std::exchange(entry.memory, {}));
         }
       }
