@@ -77,6 +77,15 @@ class CheckedTier final : public Tier {
     }
   }
 
+  ~CheckedTier() override {
+    const MutexLock lock(mutex_);
+    for (const auto& [stream, actor] : actors_) {
+      order().end(actor);
+    }
+  }
+  CheckedTier(const CheckedTier&) = delete;
+  CheckedTier& operator=(const CheckedTier&) = delete;
+
   [[nodiscard]] c10::Device device() const override { return tier_->device(); }
   [[nodiscard]] c10::Stream current_stream() const override { return tier_->current_stream(); }
 

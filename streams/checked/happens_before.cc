@@ -58,6 +58,13 @@ HappensBefore::Actor HappensBefore::make_actor(std::string name) {
   return next_actor_++;
 }
 
+void HappensBefore::end(Actor stream) {
+  const MutexLock lock(mutex_);
+  names_.erase(stream);
+  streams_.erase(stream);
+  host_.erase(stream);
+}
+
 HappensBefore::Clock HappensBefore::point(Actor stream) {
   const MutexLock lock(mutex_);
   Clock& clock = streams_.at(stream);
@@ -111,6 +118,9 @@ void HappensBefore::access(Actor actor, Kind kind, Range range) {
   Handler handler = nullptr;
   {
     const MutexLock lock(mutex_);
+    if (!streams_.contains(actor)) {  // the host, or a stream that has ended
+      actor = kHost;
+    }
     Clock knows = host_;
     std::uint64_t at = 0;
     if (actor != kHost) {

@@ -69,6 +69,17 @@ TEST_CASE_METHOD(World, "what one stream has waited for, another does not know")
   CHECK(violations().size() == 1);
 }
 
+TEST_CASE_METHOD(World, "a stream that has ended is in no clock, orders its accesses before all later, and frees as the host") {
+  order.access(stream, Kind::kWrite, kSource);
+  order.access(other, Kind::kWrite, kTarget);
+  static_cast<void>(order.point(stream));
+  order.end(stream);
+  CHECK(order.copy("copy out", {}, kSource, kBlock).size() == 1);
+  CHECK(violations().empty());
+  order.access(stream, Kind::kFree, kTarget);  // the other stream's, which nothing orders
+  CHECK(violations().size() == 1);
+}
+
 TEST_CASE_METHOD(World, "memory that a copy still uses must not be freed, by a stream or by the host") {
   const HappensBefore::Actor actor = GENERATE(std::uint64_t{0}, std::uint64_t{1});
   const Clock out = order.copy("copy out", {}, kSource, kBlock);
