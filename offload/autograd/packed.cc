@@ -1,6 +1,6 @@
 #include "offload/autograd/packed.h"
 
-#include "offload/interpreter.h"
+#include "offload/base/interpreter.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"

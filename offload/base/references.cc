@@ -3,13 +3,13 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
-#include "offload/interpreter.h"
+#include "offload/base/interpreter.h"
 
 namespace ebb {
 namespace {
 
-// Not PyObjectSlot::has_unique_reference(), which takes the GIL. The object lives: with the caller's reference there are
-// two to `of`, and LibTorch then has one to the object.
+// Not PyObjectSlot::has_unique_reference(), which takes the GIL. The object lives: with the caller's reference there
+// are two to `of`, and LibTorch then has one to the object.
 template <typename Impl>
 std::size_t count(std::size_t references, const Impl& of) {
   const auto* const object = of.pyobj_slot()->load_pyobj();

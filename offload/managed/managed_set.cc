@@ -10,8 +10,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include "offload/base/interpreter.h"
 #include "offload/base/log.h"
-#include "offload/interpreter.h"
 #include "offload/planning/step_recorder.h"
 #include "policy/managed_traffic.h"
 #include "streams/base/process_mark.h"

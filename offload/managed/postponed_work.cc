@@ -12,8 +12,8 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
+#include "offload/base/interpreter.h"
 #include "offload/base/references.h"
-#include "offload/interpreter.h"
 #include "streams/base/tier.h"
 
 namespace ebb {

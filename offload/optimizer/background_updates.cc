@@ -10,7 +10,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include "offload/interpreter.h"
+#include "offload/base/interpreter.h"
 #include "offload/managed/observed_operations.h"
 
 namespace ebb {

@@ -3,7 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
-#include "offload/interpreter.h"
+#include "offload/base/interpreter.h"
 
 namespace ebb::python {
 

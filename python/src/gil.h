@@ -10,8 +10,8 @@ namespace ebb::python {
 // While the interpreter ends, its lock is not to be had: a thread that asks for it is ended.
 [[nodiscard]] bool interpreter_runs();
 
-// Tells ebb of Python: how a thread lets go of the GIL (Note [The interpreter's lock] in offload/interpreter.h), and
-// how a function of Python's is left.
+// Tells ebb of Python: how a thread lets go of the GIL (Note [The interpreter's lock] in offload/base/interpreter.h),
+// and how a function of Python's is left.
 void register_interpreter(py::module_& module);
 
 // A Python object that any thread may copy and let go of, with the GIL or without. One that outlives the interpreter is

@@ -67,8 +67,8 @@ class HappensBefore {
   // A new actor, called by `name` in reports.
   Actor make_actor(std::string name);
 
-  // A stream's tier has ended, and all its work is done: later accesses come behind it, and what the stream still frees,
-  // the host frees. Without this every clock would grow with each tier that the process has had.
+  // A stream's tier has ended, and all its work is done: later accesses come behind it, and what the stream still
+  // frees, the host frees. Without this every clock would grow with each tier that the process has had.
   void end(Actor stream);
 
   // The actor's operations so far: the clock that a ticket recorded there stands for.

@@ -69,7 +69,8 @@ TEST_CASE_METHOD(World, "what one stream has waited for, another does not know")
   CHECK(violations().size() == 1);
 }
 
-TEST_CASE_METHOD(World, "a stream that has ended is in no clock, orders its accesses before all later, and frees as the host") {
+TEST_CASE_METHOD(
+    World, "a stream that has ended is in no clock, orders its accesses before all later, and frees as the host") {
   order.access(stream, Kind::kWrite, kSource);
   order.access(other, Kind::kWrite, kTarget);
   static_cast<void>(order.point(stream));

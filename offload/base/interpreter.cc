@@ -1,4 +1,4 @@
-#include "offload/interpreter.h"
+#include "offload/base/interpreter.h"
 
 #include <atomic>
 #include <cstddef>
