@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 
 namespace ebb {
@@ -49,6 +50,19 @@ std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
   return 0;
 }
 
+// This process's group below the root of the hierarchy that has this controller; version 2 has one, and names none.
+// Empty where the root is the group: a container sees no others.
+std::filesystem::path own_group(std::string_view controller) {
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string number, controllers, group;
+       std::getline(file, number, ':') && std::getline(file, controllers, ':') && std::getline(file, group);) {
+    if (controllers == controller) {
+      return std::filesystem::path(group).relative_path();
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
@@ -63,6 +77,15 @@ SystemMemory within_control_group(const std::filesystem::path& folder, const Sys
   return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
 }
 
+SystemMemory within_control_groups(std::filesystem::path root, const std::filesystem::path& group,
+                                   const SystemMemory& otherwise) {
+  SystemMemory memory = within_control_group(root, otherwise);
+  for (const std::filesystem::path& part : group) {
+    memory = within_control_group(root /= part, memory);
+  }
+  return memory;
+}
+
 bool leaves_a_reserve(std::uint64_t bytes) {
   constexpr std::uint64_t kPart = 16;
   const SystemMemory memory = read_system_memory();
@@ -71,8 +94,10 @@ bool leaves_a_reserve(std::uint64_t bytes) {
 }
 
 SystemMemory read_system_memory() {
-  // Inside a container its own group stands at the root. Version 1 of control groups has a folder for each controller.
-  return within_control_group("/sys/fs/cgroup", within_control_group("/sys/fs/cgroup/memory", read_machine_memory()));
+  // Version 1 of control groups has a folder for each controller.
+  const SystemMemory version_1 =
+      within_control_groups("/sys/fs/cgroup/memory", own_group("memory"), read_machine_memory());
+  return within_control_groups("/sys/fs/cgroup", own_group(""), version_1);
 }
 
 }  // namespace ebb

@@ -5,7 +5,8 @@
 
 namespace ebb {
 
-// The memory that this process may use: the machine's, or its control group's where that is less (a container).
+// The memory that this process may use: the machine's, or where that is less, that of the control groups that the
+// process is in (a container, a batch job, a systemd unit).
 struct SystemMemory {
   std::uint64_t total_bytes = 0;
   std::uint64_t available_bytes = 0;  // free without swapping, by the kernel's estimate
@@ -21,5 +22,9 @@ bool leaves_a_reserve(std::uint64_t bytes);
 // The limit of the control group whose files lie in `folder`, of version 2 or 1, and the part that is left (page cache
 // that the kernel would drop counts as left). `otherwise` where there is no limit, or a limit above `otherwise`'s.
 SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise);
+
+// The same of `root` and of each group on the way to `group`, a path below it.
+SystemMemory within_control_groups(std::filesystem::path root, const std::filesystem::path& group,
+                                   const SystemMemory& otherwise);
 
 }  // namespace ebb

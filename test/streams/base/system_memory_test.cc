@@ -48,6 +48,19 @@ TEST_CASE("a control group with less memory than the machine is what counts, its
   CHECK(memory.available_bytes == 4 * kGiB);
 }
 
+TEST_CASE("of the groups that a process is in, one within the other, the least counts") {
+  const Group root;
+  std::filesystem::create_directories(root.folder() / "slice/job");
+  root.write("slice/memory.limit_in_bytes", std::to_string(8 * kGiB));
+  root.write("slice/memory.usage_in_bytes", std::to_string(7 * kGiB));
+  root.write("slice/job/memory.limit_in_bytes", std::to_string(6 * kGiB));
+  root.write("slice/job/memory.usage_in_bytes", std::to_string(2 * kGiB));
+  const SystemMemory memory = within_control_groups(root.folder(), "slice/job", {64 * kGiB, 60 * kGiB});
+  CHECK(memory.total_bytes == 6 * kGiB);
+  CHECK(memory.available_bytes == 1 * kGiB);
+  CHECK(within_control_groups(root.folder(), "gone", {64 * kGiB, 60 * kGiB}).total_bytes == 64 * kGiB);
+}
+
 TEST_CASE("a folder of control groups that cannot be looked into changes nothing") {
   const std::string too_long(5000, 'x');  // refused to whoever asks, root too
   const SystemMemory memory = within_control_group(too_long, {64 * kGiB, 60 * kGiB});
