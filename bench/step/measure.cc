@@ -17,7 +17,6 @@
 #include "examples/common/bytes.h"
 #include "examples/common/device.h"
 #include "offload/offloader.h"
-#include "policy/biggest_fraction.h"
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
@@ -131,8 +130,6 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.policy = keep_everything();
   } else if (name == "checkpoint") {
     chosen.enabled = false;
-  } else if (const auto fraction = after("biggest:", name)) {
-    chosen.policy = biggest_fraction(std::stod(*fraction));
   } else if (const auto operations = after("operations:", name)) {
     chosen.policy = only_operations(names_of(*operations));
   } else if (const std::optional<DeviceBudget> budget = budget_of(name)) {
@@ -141,7 +138,7 @@ Options config_options(const std::string& name, const Options& options) {
   } else if (name != "offload") {
     throw std::invalid_argument("unknown configuration \"" + name +
                                 "\": there are none, blocking, offload, lean, recompute, mix, evict, checkpoint, "
-                                "biggest:FRACTION, operations:NAME,NAME..., budget:SIZE, slowdown:FRACTION, least");
+                                "operations:NAME,NAME..., budget:SIZE, slowdown:FRACTION, least");
   }
   return chosen;
 }

@@ -22,9 +22,8 @@ class Offloader;
 // memory for more time), "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (as "recompute",
 // but the rest moves), "evict" (all is kept until the device has no memory left), or a plan for a budget:
 // "slowdown:0.02", "budget:12GB" (of all device memory) or "least". Or by a policy alone, whatever the size:
-// "biggest:0.2" (that share of the storages moves) or "operations:SiluBackward0,MulBackward0" (what these nodes made
-// moves). Or "checkpoint": ebb moves nothing, and every block is checkpointed. Throws std::invalid_argument for another
-// name.
+// "operations:SiluBackward0,MulBackward0" (what these nodes made moves). Or "checkpoint": ebb moves nothing, and every
+// block is checkpointed. Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
 
 // The method that goes with the configuration of this name. `offloader` has that configuration's options.

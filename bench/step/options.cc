@@ -19,8 +19,8 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
       ->capture_default_str();
   app.add_option(
          "--configs", options.configs,
-         "none, blocking, offload, lean, recompute, mix, evict, checkpoint, biggest:FRACTION, operations:NAME,NAME..., "
-         "budget:SIZE, slowdown:FRACTION or least")
+         "none, blocking, offload, lean, recompute, mix, evict, checkpoint, operations:NAME,NAME..., budget:SIZE, "
+         "slowdown:FRACTION or least")
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(positive());

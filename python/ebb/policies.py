@@ -18,7 +18,6 @@ PolicyFunction = Callable[[_core.Candidate], bool | _core.Decision]
 PolicyLike = _core.Policy | PolicyFunction
 
 __all__ = [
-    "biggest_fraction",
     "callback",
     "except_operations",
     "keep_everything",
@@ -60,11 +59,6 @@ def minimum_size(bytes: Size = 1 << 20, inner: PolicyLike | None = None) -> _cor
     return _core.minimum_size(to_bytes("bytes", bytes), as_policy(inner))
 
 
-def biggest_fraction(fraction: float, inner: PolicyLike | None = None) -> _core.Policy:
-    """Keeps all but the biggest `fraction` of a step's storages, by count. Raises ValueError outside of (0, 1]."""
-    return _core.biggest_fraction(fraction, as_policy(inner))
-
-
 def _names(names: Iterable[str]) -> set[str]:
     if isinstance(names, str):
         raise TypeError(f"ebb: the operations are {names!r}, and must be a list of names")
@@ -101,7 +95,6 @@ def callback(function: PolicyFunction, inner: PolicyLike | None = None) -> _core
 
 
 _MAKERS = (
-    biggest_fraction,
     callback,
     except_operations,
     keep_everything,

@@ -6,7 +6,6 @@
 
 #include <pybind11/stl.h>
 
-#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
@@ -90,7 +89,6 @@ void bind_policies(py::module_& module) {
   module.def("offload_everything", &offload_everything);
   module.def("keep_everything", &keep_everything, py::arg("least_bytes"));
   module.def("minimum_size", &minimum_size, py::arg("bytes"), py::arg("inner"));
-  module.def("biggest_fraction", &biggest_fraction, py::arg("fraction"), py::arg("inner"));
   module.def("only_operations", &only_operations, py::arg("names"), py::arg("inner"));
   module.def("except_operations", &except_operations, py::arg("names"), py::arg("inner"));
   module.def("recompute", &recompute, py::arg("dearest"), py::arg("inner"));

@@ -22,7 +22,6 @@ def step(guard):
         policies.offload_everything(),
         policies.minimum_size(256),
         policies.minimum_size("1KiB"),
-        policies.biggest_fraction(0.5),
         policies.except_operations(["TanhBackward0"]),
         policies.only_operations({"GeluBackward0", "TanhBackward0"}),
         policies.recompute(),
@@ -121,12 +120,6 @@ def test_a_policy_of_another_type_is_a_type_error():
         policies.except_operations("SiluBackward0")
     with pytest.raises(TypeError, match="callback"):
         policies.callback(3)
-
-
-@pytest.mark.parametrize("fraction", [0, -1, 1.5])
-def test_a_fraction_outside_of_zero_to_one_is_a_value_error(fraction):
-    with pytest.raises(ValueError, match="fraction"):
-        policies.biggest_fraction(fraction)
 
 
 def test_a_function_is_never_called_from_two_threads_at_once():

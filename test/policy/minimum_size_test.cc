@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/biggest_fraction.h"
+#include "policy/callback.h"
 #include "policy/operation.h"
 #include "test/policy/recording_policy.h"
 
@@ -25,8 +25,7 @@ TEST_CASE("the minimum size is 1 MiB unless said otherwise") {
 
 TEST_CASE("the minimum size needs no asking, unless another policy is around it that counts") {
   CHECK(minimum_size(1000)->least_bytes() == 1000);
-  CHECK(minimum_size(1000, biggest_fraction(0.5))->least_bytes() == 1000);
-  CHECK(biggest_fraction(0.5, minimum_size(1000))->least_bytes() == 0);
+  CHECK(minimum_size(1000, except_operations({"SiluBackward0"}))->least_bytes() == 1000);
   CHECK(except_operations({"SiluBackward0"}, minimum_size(1000))->least_bytes() == 0);
 }
 
@@ -41,21 +40,20 @@ TEST_CASE("a storage that is too small is not shown to the inner policy") {
 }
 
 TEST_CASE("wrapped policies each keep what they have a reason to keep") {
-  const auto policy = minimum_size(10, except_operations({"SiluBackward0"}, biggest_fraction(0.5)));
-  const auto step = [&] {
-    policy->begin_step();
-    std::vector<Decision> decisions;
-    for (const std::uint64_t bytes : {5, 100, 20, 30, 40, 50}) {
-      Candidate candidate = of_size(bytes);
-      candidate.operation = bytes == 100 ? "SiluBackward0" : "MmBackward0";
-      decisions.push_back(policy->decide(candidate));
-    }
-    return decisions;
+  const auto large_ones = [](const Candidate& candidate) {
+    return candidate.bytes < 40 ? Decision::kKeep : Decision::kOffload;
   };
+  const auto policy = minimum_size(10, except_operations({"SiluBackward0"}, callback(large_ones)));
+  policy->begin_step();
+  std::vector<Decision> decisions;
+  for (const std::uint64_t bytes : {5, 100, 20, 30, 40, 50}) {
+    Candidate candidate = of_size(bytes);
+    candidate.operation = bytes == 100 ? "SiluBackward0" : "MmBackward0";
+    decisions.push_back(policy->decide(candidate));
+  }
   const auto keep = Decision::kKeep;
   const auto offload = Decision::kOffload;
-  CHECK(step() == std::vector<Decision>{keep, keep, offload, offload, offload, offload});
-  CHECK(step() == std::vector<Decision>{keep, keep, keep, keep, offload, offload});
+  CHECK(decisions == std::vector<Decision>{keep, keep, keep, keep, offload, offload});
 }
 
 }  // namespace

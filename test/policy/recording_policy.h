@@ -12,6 +12,7 @@ namespace ebb {
 class RecordingPolicy final : public Policy {
  public:
   void begin_step() override { ++steps; }
+  void drop_step() override { ++dropped; }
   [[nodiscard]] Decision decide(const Candidate& candidate) override {
     asked.push_back(candidate.bytes);
     return answer;
@@ -21,6 +22,7 @@ class RecordingPolicy final : public Policy {
   [[nodiscard]] bool needs_recompute() const override { return recompute_needed; }
 
   int steps = 0;
+  int dropped = 0;
   std::vector<std::uint64_t> asked;
   Decision answer = Decision::kOffload;
   bool needs = false;

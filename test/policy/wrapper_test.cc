@@ -6,7 +6,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
@@ -27,7 +26,6 @@ struct Factory {
 Factory any_factory() {
   return GENERATE(
       Factory{"minimum_size", false, false, [](auto inner) { return minimum_size(0, inner); }},
-      Factory{"biggest_fraction", false, false, [](auto inner) { return biggest_fraction(1, inner); }},
       Factory{"only_operations", true, false, [](auto inner) { return only_operations({""}, inner); }},
       Factory{"except_operations", true, false, [](auto inner) { return except_operations({"AddBackward0"}, inner); }},
       Factory{"recompute", false, true, [](auto inner) { return recompute(Recompute::kComputeBound, inner); }},
@@ -35,7 +33,7 @@ Factory any_factory() {
               [](auto inner) { return callback([](const Candidate&) { return Decision::kOffload; }, inner); }});
 }
 
-TEST_CASE("every wrapper passes new steps on to the policy inside it") {
+TEST_CASE("every wrapper passes new and dropped steps on to the policy inside it") {
   const Factory factory = any_factory();
   CAPTURE(factory.name);
   const auto inner = std::make_shared<RecordingPolicy>();
@@ -43,6 +41,8 @@ TEST_CASE("every wrapper passes new steps on to the policy inside it") {
   policy->begin_step();
   policy->begin_step();
   CHECK(inner->steps == 2);
+  policy->drop_step();
+  CHECK(inner->dropped == 1);
 }
 
 TEST_CASE("no wrapper offloads what the policy inside it keeps") {

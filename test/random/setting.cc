@@ -9,7 +9,6 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/everything.h"
 #include "policy/minimum_size.h"
@@ -22,9 +21,8 @@ namespace {
 
 constexpr std::array kPlaces{"simulated", "disk", "disk by threads", "pinned", "pageable", "pinned, on compute stream"};
 constexpr std::array kSchedules{"late", "early", "random"};
-constexpr std::array kChoices{"everything", "minimum_size", "biggest_fraction(0.5)",
-                              "callback",   "except",       "only",
-                              "recompute",  "anything",     "plan"};
+constexpr std::array kChoices{"everything", "minimum_size", "callback", "except",
+                              "only",       "recompute",    "anything", "plan"};
 
 template <std::size_t N, typename Enum>
 const char* name(const std::array<const char*, N>& names, Enum value) {
@@ -57,8 +55,6 @@ std::shared_ptr<Policy> make_policy(const Setting& setting) {
   switch (setting.policy) {
     case Choice::kMinimumSize:
       return minimum_size(setting.minimum_bytes);
-    case Choice::kBiggestFraction:
-      return biggest_fraction(0.5);
     case Choice::kCallback:
       return callback([seed = setting.seed](const Candidate& candidate) {
         return Random(seed, candidate.ordinal).percent(50) ? Decision::kOffload : Decision::kKeep;
@@ -131,10 +127,9 @@ Setting random_setting(Random& random, c10::Device device) {
   setting.schedule = random.one_of(std::array{Schedule::kLate, Schedule::kLate, Schedule::kEarly, Schedule::kRandom});
   setting.seed = random.below(1000);
   if (random.percent(50)) {
-    setting.policy =
-        random.one_of(std::array{Choice::kMinimumSize, Choice::kBiggestFraction, Choice::kCallback, Choice::kExcept,
-                                 Choice::kOnly, Choice::kRecompute, Choice::kRecompute, Choice::kAnything,
-                                 Choice::kAnything, Choice::kAnything, Choice::kPlan, Choice::kPlan, Choice::kPlan});
+    setting.policy = random.one_of(std::array{
+        Choice::kMinimumSize, Choice::kCallback, Choice::kExcept, Choice::kOnly, Choice::kRecompute, Choice::kRecompute,
+        Choice::kAnything, Choice::kAnything, Choice::kAnything, Choice::kPlan, Choice::kPlan, Choice::kPlan});
     setting.minimum_bytes = std::uint64_t{1} << random.below(10);
   }
   setting.stash_bytes = random_size(random, {1, 1, 1, 256, 4 << 10, 1 << 20}, 75);

@@ -21,7 +21,6 @@ enum class Place : std::uint8_t { kSimulated, kDisk, kDiskByThreads, kPinned, kP
 enum class Choice : std::uint8_t {
   kEverything,
   kMinimumSize,
-  kBiggestFraction,
   kCallback,
   kExcept,
   kOnly,

@@ -6,7 +6,6 @@
 #include <catch2/catch.hpp>
 
 #include "examples/llama/llama.h"
-#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
@@ -81,7 +80,6 @@ TEST_CASE_METHOD(NoLeak, "the language model moves its activations and none of i
 TEST_CASE_METHOD(NoLeak, "the language model is exact under every policy") {
   const std::vector<std::shared_ptr<Policy>> policies{
       minimum_size(4096),
-      biggest_fraction(0.2),
       only_operations({"SiluBackward0", "MulBackward0"}),
       except_operations({"MulBackward0"}, minimum_size(2048)),
       callback(

@@ -5,7 +5,6 @@
 #include <catch2/catch.hpp>
 #include <torch/nn/module.h>
 
-#include "policy/biggest_fraction.h"
 #include "policy/callback.h"
 #include "policy/minimum_size.h"
 #include "policy/operation.h"
@@ -183,26 +182,6 @@ TEST_CASE_METHOD(NoLeak, "a small save may outlive its offloader") {
     CHECK(offloader->stats().saved_on_device.now_bytes == 9 * kFloat);
   }
   loss.backward();
-}
-
-TEST_CASE_METHOD(NoLeak, "the biggest fraction moves from the second step on, and every step is exact") {
-  const Forward forward = [](Inputs& in) {
-    at::Tensor sum = at::zeros({});
-    for (int i = 1; i <= 10; ++i) {
-      sum = sum + in.activation({10 * i}).pow(2).sum();
-    }
-    return sum;
-  };
-  Setting setting = late();
-  setting.options.policy = biggest_fraction(0.2);
-  expect_parity(train(forward, false), setting);
-  setting.options.policy = biggest_fraction(0.2);
-  Rig rig(setting);
-  CHECK(counted(rig, forward).offloaded.tensors == 10);
-  rig.offloader().reset_stats();
-  (void)counted(rig, forward);
-  CHECK(rig.stats().offloaded.bytes == (100 + 90) * kFloat);
-  check_kept(rig.stats(), KeptReason::kPolicy, 8, 10 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) * kFloat);
 }
 
 TEST_CASE_METHOD(NoLeak, "only the outputs of the named operations move") {
