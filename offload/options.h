@@ -9,7 +9,7 @@
 
 #include "offload/device_meter.h"
 #include "policy/budget.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 #include "policy/policy.h"
 
 namespace ebb {
@@ -45,7 +45,7 @@ struct Options {
   // The device to relieve. nullopt: the current CUDA device if there is one, else the CPU.
   std::optional<c10::Device> device = std::nullopt;
 
-  // What leaves the device. nullptr: minimum_size(1 MiB) (policy/minimum_size.h has the measurement behind it).
+  // What leaves the device. nullptr: minimum_size(1 MiB) (policy/policies.h has the measurement behind it).
   std::shared_ptr<Policy> policy = nullptr;
 
   // A budget for device memory. A plan, instead of `policy`, then decides what stays on the device, what is moved and

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "policy/budget.h"
-#include "policy/minimum_size.h"
 #include "policy/plan.h"
+#include "policy/policies.h"
 #include "policy/policy.h"
 #include "policy/step_record.h"
 

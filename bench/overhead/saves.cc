@@ -25,8 +25,7 @@
 #include "examples/common/device.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

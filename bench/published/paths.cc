@@ -17,7 +17,7 @@
 #include "offload/checkpoint.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

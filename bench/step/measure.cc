@@ -17,10 +17,7 @@
 #include "examples/common/bytes.h"
 #include "examples/common/device.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "streams/gpu/cuda_event.h"
 
 namespace ebb {
@@ -85,8 +82,8 @@ std::optional<std::string> after(const std::string& prefix, const std::string& n
 }
 
 // "A,B" as its words.
-Operation::Names names_of(const std::string& list) {
-  Operation::Names names;
+OperationNames names_of(const std::string& list) {
+  OperationNames names;
   std::istringstream words(list);
   for (std::string word; std::getline(words, word, ',');) {
     names.insert(word);

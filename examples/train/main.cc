@@ -21,8 +21,7 @@
 #include "examples/train/text.h"
 #include "examples/train/trainer.h"
 #include "offload/base/human_bytes.h"
-#include "policy/minimum_size.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "streams/disk/mmap_allocator.h"
 
 namespace ebb {

@@ -13,7 +13,7 @@
 #include "examples/train/progress.h"
 #include "examples/train/trainer.h"
 #include "offload/base/human_bytes.h"
-#include "policy/callback.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

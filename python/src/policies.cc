@@ -6,11 +6,7 @@
 
 #include <pybind11/stl.h>
 
-#include "policy/callback.h"
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
 

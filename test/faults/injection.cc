@@ -10,7 +10,7 @@
 
 #include "offload/managed/observed_operations.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "streams/disk/spill_corrupted.h"
 #include "test/random/device_bytes.h"
 

@@ -11,7 +11,7 @@
 #include "examples/llama/llama.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 #include "streams/gpu/cuda_event.h"
 #include "test/gpu/delays.h"
 #include "test/offload/on_threads.h"

@@ -9,8 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <catch2/catch.hpp>
 
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

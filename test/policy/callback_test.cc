@@ -1,4 +1,4 @@
-#include "policy/callback.h"
+#include "policy/policies.h"
 
 #include <stdexcept>
 

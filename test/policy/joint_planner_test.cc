@@ -11,7 +11,7 @@
 
 #include "policy/planned_policy.h"
 #include "policy/planner.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

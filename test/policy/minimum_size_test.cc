@@ -1,9 +1,7 @@
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 
 #include <catch2/catch.hpp>
 
-#include "policy/callback.h"
-#include "policy/operation.h"
 #include "test/policy/recording_policy.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "policy/operation.h"
+#include "policy/policies.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "policy/recompute.h"
+#include "policy/policies.h"
 
 #include <memory>
 

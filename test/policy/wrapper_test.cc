@@ -6,10 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/callback.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/policy/recording_policy.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "offload/guard.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 
 namespace ebb {
 

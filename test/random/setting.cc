@@ -9,11 +9,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include "policy/callback.h"
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/random/ready_queue.h"
 
 namespace ebb::graphs {
@@ -29,7 +25,7 @@ const char* name(const std::array<const char*, N>& names, Enum value) {
   return names[static_cast<std::size_t>(value)];
 }
 
-Operation::Names common_operations() {
+OperationNames common_operations() {
   return {"MulBackward0", "SinBackward0", "DivBackward0", "AddBackward0", "TanhBackward0", "SiluBackward0"};
 }
 

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/guard.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

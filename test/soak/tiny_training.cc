@@ -13,7 +13,7 @@
 
 #include "offload/guard.h"
 #include "offload/parameters.h"
-#include "policy/callback.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

@@ -17,7 +17,7 @@
 #include <catch2/catch.hpp>
 
 #include "offload/checkpoint.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/parity.h"
 

@@ -7,7 +7,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "policy/callback.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

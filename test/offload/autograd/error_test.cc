@@ -7,7 +7,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "policy/callback.h"
+#include "policy/policies.h"
 #include "test/offload/networks.h"
 #include "test/offload/parity.h"
 

@@ -10,7 +10,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

@@ -13,7 +13,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "test/offload/on_threads.h"
 #include "test/random/device_bytes.h"
 

@@ -6,9 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "examples/llama/llama.h"
-#include "policy/callback.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

@@ -19,7 +19,7 @@
 #include "offload/offloader.h"
 #include "offload/optimizer.h"
 #include "offload/parameters.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 #include "test/gpu/delays.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/random/device_bytes.h"

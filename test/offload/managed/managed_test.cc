@@ -28,7 +28,7 @@
 #include "offload/guard.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "streams/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"

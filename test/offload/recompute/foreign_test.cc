@@ -10,7 +10,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 #include "test/random/foreign_hooks.h"
 

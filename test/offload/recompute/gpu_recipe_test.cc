@@ -15,7 +15,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "offload/recompute/scale_rows.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 
 namespace ebb {
 namespace {

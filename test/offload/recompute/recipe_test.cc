@@ -14,7 +14,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

@@ -8,7 +8,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

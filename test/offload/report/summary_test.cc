@@ -14,10 +14,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 #include "test/offload/planning/planning_rig.h"
 #include "test/offload/printed.h"

@@ -13,7 +13,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "streams/base/trace.h"
 #include "test/offload/networks.h"
 #include "test/offload/on_threads.h"

@@ -16,7 +16,7 @@
 #include <catch2/catch.hpp>
 
 #include "offload/residency/out_of_memory.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/on_threads.h"
 #include "test/offload/parity.h"

@@ -19,7 +19,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "offload/parameters.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "test/offload/on_threads.h"
 
 namespace ebb {

@@ -17,7 +17,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "offload/residency/stash.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "test/gpu/delays.h"
 #include "test/offload/residency/gpu_ordering_world.h"
 

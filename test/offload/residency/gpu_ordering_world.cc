@@ -6,7 +6,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "policy/everything.h"
+#include "policy/policies.h"
 
 namespace ebb::test {
 namespace {

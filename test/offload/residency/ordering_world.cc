@@ -7,7 +7,7 @@
 #include <ATen/Functions.h>
 #include <catch2/catch.hpp>
 
-#include "policy/everything.h"
+#include "policy/policies.h"
 
 namespace ebb::test {
 namespace {

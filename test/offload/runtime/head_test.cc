@@ -7,7 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 #include "test/offload/printed.h"
 

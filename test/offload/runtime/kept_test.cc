@@ -5,9 +5,7 @@
 #include <catch2/catch.hpp>
 #include <torch/nn/module.h>
 
-#include "policy/callback.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

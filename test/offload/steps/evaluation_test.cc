@@ -7,8 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
-#include "policy/callback.h"
-#include "policy/minimum_size.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

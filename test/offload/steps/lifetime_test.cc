@@ -6,9 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "offload/runtime/runtime.h"
-#include "policy/everything.h"
-#include "policy/minimum_size.h"
-#include "policy/operation.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 #include "test/offload/residency/ordering_world.h"
 

@@ -5,7 +5,7 @@
 #include <catch2/catch.hpp>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "policy/callback.h"
+#include "policy/policies.h"
 #include "streams/checked/fault_plan.h"
 #include "test/offload/parity.h"
 

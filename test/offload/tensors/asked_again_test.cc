@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "offload/checkpoint.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

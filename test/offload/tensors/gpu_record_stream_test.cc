@@ -16,8 +16,7 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "policy/everything.h"
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

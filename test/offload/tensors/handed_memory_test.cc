@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "policy/recompute.h"
+#include "policy/policies.h"
 #include "streams/checked/checked_tier.h"
 #include "test/offload/parity.h"
 

@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "policy/callback.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

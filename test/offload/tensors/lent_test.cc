@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "offload/checkpoint.h"
-#include "policy/everything.h"
+#include "policy/policies.h"
 #include "test/offload/on_threads.h"
 #include "test/offload/parity.h"
 

@@ -8,7 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <catch2/catch.hpp>
 
-#include "policy/callback.h"
+#include "policy/policies.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
