@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "policy/managed_replay.h"
-
 namespace ebb {
 namespace {
+
+using Event = ManagedPeriod::Event;
 
 // Periods before those that count: one to fill the device, and one in which lanes fall behind.
 constexpr int kPeriodsBefore = 2;
@@ -47,48 +47,18 @@ std::vector<std::size_t> asked_earlier(std::span<const ManagedUse> uses, std::ui
   return earlier;
 }
 
-}  // namespace
-
-class ManagedPace::Recorder final : public ManagedReplay::Observer {
- public:
-  explicit Recorder(std::span<const ManagedUse> uses) : uses_(uses) {}
-
-  void begin_operation(const ManagedUse& first) override {
-    events_.push_back({.kind = Event::Kind::kBegin, .phase = first.phase});
-  }
-  void fetch(const ManagedUse& use) override {
-    events_.push_back(
-        {.kind = Event::Kind::kFetch, .use = static_cast<std::size_t>(&use - uses_.data()), .bytes = use.bytes});
-  }
-  void make(const ManagedUse& use) override { events_.push_back({.kind = Event::Kind::kMake, .bytes = use.bytes}); }
-  void leave(const ManagedUse& /*for_use*/, std::uint64_t bytes, bool written, std::size_t last_operation) override {
-    events_.push_back(
-        {.kind = Event::Kind::kLeave, .written = written, .last_operation = last_operation, .bytes = bytes});
-  }
-  void end_storage(std::uint64_t bytes) override { events_.push_back({.kind = Event::Kind::kEnd, .bytes = bytes}); }
-
-  [[nodiscard]] std::vector<Event> take() { return std::exchange(events_, {}); }
-
- private:
-  const std::span<const ManagedUse> uses_;
-  std::vector<Event> events_;
-};
-
 // The device's clock and the lanes', and when which bytes of the bound are free.
-class ManagedPace::Clocks {
+class Clocks {
  public:
-  Clocks(const ManagedPace& pace, const EachPhase<double>& compute_ms, const LinkRates& rates)
-      : asked_earlier_(pace.asked_earlier_), rates_(rates) {
-    for (std::size_t phase = 0; phase < kPhases; ++phase) {
-      compute_ms_[phase] =
-          kPeriods * compute_ms[phase] / static_cast<double>(std::max<std::size_t>(1, pace.operations_[phase]));
-    }
-    free_.push({0, pace.device_bytes_});
+  // `compute_ms`: of one operation.
+  Clocks(std::uint64_t device_bytes, std::span<const std::size_t> asked_earlier, const EachPhase<double>& compute_ms,
+         const LinkRates& rates)
+      : asked_earlier_(asked_earlier), compute_ms_(compute_ms), rates_(rates) {
+    free_.push({0, device_bytes});
   }
 
-  // Returns how long each phase's operations take.
-  EachPhase<double> pass(const std::vector<Event>& events) {
-    EachPhase<double> phases_ms{};
+  // Adds how long each phase's operations take.
+  void pass(const std::vector<Event>& events, EachPhase<double>& phases_ms) {
     std::size_t i = 0;
     while (i < events.size()) {
       const auto phase = static_cast<std::size_t>(events[i].phase);
@@ -118,7 +88,6 @@ class ManagedPace::Clocks {
       give(end_ms(), ended_bytes);
       phases_ms[phase] += end_ms() - before_ms;
     }
-    return phases_ms;
   }
 
  private:
@@ -185,8 +154,8 @@ class ManagedPace::Clocks {
   }
 
   const std::span<const std::size_t> asked_earlier_;
+  const EachPhase<double> compute_ms_;
   const LinkRates rates_;
-  EachPhase<double> compute_ms_{};  // of one operation
   std::priority_queue<Freed, std::vector<Freed>, std::greater<>> free_;
   std::vector<double> begin_ms_;  // of each operation
   std::vector<double> end_ms_;
@@ -195,27 +164,33 @@ class ManagedPace::Clocks {
   std::uint64_t over_bytes_ = 0;  // that operations have, and the bound has not
 };
 
+}  // namespace
+
 ManagedPace::ManagedPace(std::span<const ManagedUse> uses, const ManagedRoom& room)
-    : device_bytes_(room.device_bytes), asked_earlier_(asked_earlier(uses, room.ahead_bytes)) {
-  ManagedReplay replay(uses, room.stay_bytes);
-  Recorder recorder(uses);
-  for (int i = 0; i < kPeriodsBefore; ++i) {
-    replay.pass_period(recorder);
-  }
-  before_ = recorder.take();
-  for (int i = 0; i < kPeriods; ++i) {
-    replay.pass_period(recorder);
-  }
-  periods_ = recorder.take();
-  for (const Event& event : periods_) {
-    operations_[static_cast<std::size_t>(event.phase)] += event.kind == Event::Kind::kBegin ? 1 : 0;
+    : device_bytes_(room.device_bytes),
+      asked_earlier_(asked_earlier(uses, room.ahead_bytes)),
+      periods_(replay_periods(uses, room.stay_bytes, kPeriodsBefore + kPeriods)) {
+  for (int i = kPeriodsBefore; i < kPeriodsBefore + kPeriods; ++i) {
+    for (const Event& event : periods_[i].events) {
+      operations_[static_cast<std::size_t>(event.phase)] += event.kind == Event::Kind::kBegin ? 1 : 0;
+    }
   }
 }
 
 EachPhase<double> ManagedPace::phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const {
-  Clocks clocks(*this, compute_ms, rates);
-  static_cast<void>(clocks.pass(before_));
-  EachPhase<double> phases = clocks.pass(periods_);
+  EachPhase<double> operation_ms{};
+  for (std::size_t phase = 0; phase < kPhases; ++phase) {
+    const std::size_t operations = std::max<std::size_t>(1, operations_[phase]);
+    operation_ms[phase] = kPeriods * compute_ms[phase] / static_cast<double>(operations);
+  }
+  Clocks clocks(device_bytes_, asked_earlier_, operation_ms, rates);
+  EachPhase<double> phases{};
+  for (int i = 0; i < kPeriodsBefore + kPeriods; ++i) {
+    if (i == kPeriodsBefore) {
+      phases = {};
+    }
+    clocks.pass(periods_[i].events, phases);
+  }
   for (std::size_t phase = 0; phase < kPhases; ++phase) {
     phases[phase] = operations_[phase] > 0 ? phases[phase] / kPeriods : compute_ms[phase];
   }

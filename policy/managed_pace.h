@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "policy/managed_replay.h"
 #include "policy/managed_use.h"
 #include "policy/plan.h"
 
@@ -21,8 +22,8 @@ struct ManagedRoom {
 // operation needs.
 //
 // Note [The pace of managed storages]
-// The uses are played through in order (ManagedReplay), with a clock for the device and one for each lane. A storage is
-// fetched once
+// The uses are played through in order (replay_periods), with a clock for the device and one for each lane. A storage
+// is fetched once
 //   - the lane in has carried what was asked for before,
 //   - there is room: each byte of the bound is taken again when the operation that used it last has ended, and when it
 //     has been copied out, if it was written, and
@@ -43,24 +44,10 @@ class ManagedPace {
   [[nodiscard]] EachPhase<double> phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const;
 
  private:
-  class Recorder;
-  class Clocks;
-
-  // What happens in an operation, in order.
-  struct Event {
-    enum class Kind : std::uint8_t { kBegin, kFetch, kMake, kLeave, kEnd } kind;
-    bool written = false;
-    std::size_t use = 0;             // of kFetch
-    std::size_t last_operation = 0;  // of kLeave
-    std::uint64_t bytes = 0;
-    Phase phase = Phase::kForward;
-  };
-
   std::uint64_t device_bytes_;
   std::vector<std::size_t> asked_earlier_;  // for each use, by how many operations
-  EachPhase<std::size_t> operations_{};     // in periods_
-  std::vector<Event> before_;               // in periods that do not count
-  std::vector<Event> periods_;              // in those whose mean is the result
+  std::vector<ManagedPeriod> periods_;      // the last ones' mean is the result
+  EachPhase<std::size_t> operations_{};     // in these
 };
 
 }  // namespace ebb

@@ -24,7 +24,7 @@ struct ManagedTraffic {
 };
 
 // Returns the traffic of a period that comes again and again, where at most `device_bytes` of managed storages are on
-// the device (ManagedReplay). Storages that were written are copied out when they leave, others cost nothing. Takes
+// the device (replay_periods). Storages that were written are copied out when they leave, others cost nothing. Takes
 // time in proportion to n log n, n being the number of uses. Deterministic. Threads: any, as with the functions below.
 [[nodiscard]] ManagedTraffic managed_traffic(std::span<const ManagedUse> uses, std::uint64_t device_bytes);
 

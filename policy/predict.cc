@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "policy/range_minimum.h"
-#include "policy/step_events.h"
 #include "policy/transfer_schedule.h"
 
 namespace ebb {

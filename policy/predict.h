@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "policy/plan.h"
-#include "policy/step_events.h"
 #include "policy/step_record.h"
 
 namespace ebb {

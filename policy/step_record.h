@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -51,5 +52,20 @@ struct StepRecord {
   std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
   bool awaits_managed = false;                         // the uses are not known yet, and a later record has them
 };
+
+// A moment of a recorded step.
+struct StepEvent {
+  // Events at the same time are in this order, so a level that begins together with backward belongs to backward.
+  enum class What : std::uint8_t { kBackward, kLevel, kSave, kIdle, kNeed, kRelease };
+
+  double ms = 0;
+  What what = What::kLevel;
+  std::uint32_t index = 0;  // of the storage or the level
+
+  friend auto operator<=>(const StepEvent&, const StepEvent&) = default;
+};
+
+// All events of a record, in order.
+[[nodiscard]] std::vector<StepEvent> step_events(const StepRecord& record);
 
 }  // namespace ebb

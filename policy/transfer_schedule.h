@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "policy/policy.h"
-#include "policy/step_events.h"
 #include "policy/step_record.h"
 
 namespace ebb {
@@ -46,12 +45,5 @@ struct TransferSchedule {
 // device memory.
 [[nodiscard]] TransferSchedule make_schedule(const StepRecord& record, const std::vector<StepEvent>& events,
                                              const std::vector<Decision>& decisions, std::uint64_t device_bytes);
-
-// The two parts of make_schedule().
-[[nodiscard]] StashSchedule stash_schedule(const StepRecord& record, const std::vector<StepEvent>& events,
-                                           const std::vector<Decision>& decisions, std::uint64_t device_bytes);
-
-[[nodiscard]] PrefetchSchedule prefetch_schedule(const StepRecord& record, const std::vector<StepEvent>& events,
-                                                 const std::vector<Decision>& decisions, std::uint64_t device_bytes);
 
 }  // namespace ebb

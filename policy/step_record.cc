@@ -1,4 +1,4 @@
-#include "policy/step_events.h"
+#include "policy/step_record.h"
 
 #include <algorithm>
 
