@@ -218,9 +218,10 @@ class Search {
 
   // Changes single decisions, then two together, and so on; after a change that helps, single decisions again.
   void change_decisions() {
-    const auto most = static_cast<int>(record_.storages.size());
-    for (int together = 1; together <= most && tried_ <= most_tries_;) {
-      const bool better = together == 1 ? change_one() : change_together(together);
+    const auto most = static_cast<Index>(record_.storages.size());
+    std::vector<Change> changes;
+    for (Index together = 1; together <= most && tried_ <= most_tries_;) {
+      const bool better = together == 1 ? change_one() : change_together(together, most, changes);
       together = better ? 1 : together + 1;
     }
   }
@@ -237,7 +238,7 @@ class Search {
 
   // Tries `changes` together with `count` more changes to the first `below` storages. Returns whether a try was better
   // than the best so far.
-  bool change_together(int count, Index below, std::vector<Change>& changes) {
+  bool change_together(Index count, Index below, std::vector<Change>& changes) {
     if (count == 0) {
       return change(changes);
     }
@@ -254,11 +255,6 @@ class Search {
       }
     }
     return false;
-  }
-
-  bool change_together(int count) {
-    std::vector<Change> changes;
-    return change_together(count, static_cast<Index>(record_.storages.size()), changes);
   }
 
   [[nodiscard]] bool is_change(Index i, Decision decision) const {

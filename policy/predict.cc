@@ -66,15 +66,10 @@ class Predictor::Run {
   };
 
   static std::uint64_t& bytes_of(Prediction& result, Decision decision) {
-    switch (decision) {
-      case Decision::kOffload:
-        return result.offloaded_bytes;
-      case Decision::kRecompute:
-        return result.recomputed_bytes;
-      case Decision::kKeep:
-        break;
+    if (decision == Decision::kKeep) {
+      return result.kept_bytes;
     }
-    return result.kept_bytes;
+    return decision == Decision::kOffload ? result.offloaded_bytes : result.recomputed_bytes;
   }
 
   void take(const Event& event) {
@@ -139,6 +134,7 @@ class Predictor::Run {
     State& state = state_[i];
     switch (state.where) {
       case Where::kOnDevice:
+      case Where::kReleased:
         return;
       case Where::kLeaving:  // the source is still there
         state.where = Where::kOnDevice;
@@ -152,8 +148,6 @@ class Predictor::Run {
         return;
       case Where::kNowhere:
         recompute(i, other_bytes);
-        return;
-      case Where::kReleased:
         return;
     }
   }

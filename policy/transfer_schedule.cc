@@ -58,7 +58,7 @@ class StashWalk {
           other_ = record_.other[event.index].bytes;
           break;
         case StepEvent::What::kSave:
-          save(event.index);
+          in_use_ += decisions_[event.index] == Decision::kOffload ? record_.storages[event.index].bytes : 0;
           bound = &room.after_save[event.index];
           *bound = in_backward_ ? 0 : kUnlimited;
           break;
@@ -85,12 +85,6 @@ class StashWalk {
   }
 
  private:
-  void save(std::uint32_t i) {
-    if (decisions_[i] == Decision::kOffload) {
-      in_use_ += record_.storages[i].bytes;
-    }
-  }
-
   void idle(std::uint32_t i) {
     const std::uint64_t bytes = record_.storages[i].bytes;
     if (decisions_[i] == Decision::kOffload) {
