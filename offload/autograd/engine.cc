@@ -1,18 +1,21 @@
 #include "offload/autograd/engine.h"
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "offload/autograd/forwarding_engine.h"
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/backward.h"
+#include "offload/base/libtorch.h"
 
 namespace ebb {
 namespace {
@@ -30,20 +33,20 @@ bool is_traced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FAKE).has_value());
 }
 
-class AskingEngine final : public ForwardingEngine {
+class AskingEngine final : public Engine {
  public:
-  using ForwardingEngine::ForwardingEngine;
+  explicit AskingEngine(Engine& next) : next_(next) {}
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (is_traced()) {
-      return ForwardingEngine::get_default_saved_variable_hooks();
+      return next_.get_default_saved_variable_hooks();
     }
     if (auto hook = Region::hook_here()) {
       return hook;
     }
     GuardScope::Target target = GuardScope::current();
     if (target.runtime == nullptr) {
-      return ForwardingEngine::get_default_saved_variable_hooks();
+      return next_.get_default_saved_variable_hooks();
     }
     return std::make_unique<SaveHook>(std::move(target));
   }
@@ -53,8 +56,37 @@ class AskingEngine final : public ForwardingEngine {
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     const Backward backward;
-    return ForwardingEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, NodePtr graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return next_.execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+
+#ifdef EBB_HAS_NODE_CREATION_HOOKS
+  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks() override {
+    return next_.get_node_creation_hooks();
+  }
+#endif
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return next_.make_anomaly_metadata();
+  }
+
+  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& graph_task, const NodePtr& node,
+                           std::exception& error) override {
+    next_.thread_on_exception(graph_task, node, error);
+  }
+
+  void thread_init(int device, const std::shared_ptr<torch::autograd::ReadyQueue>& queue,
+                   bool should_increment) override {
+    next_.thread_init(device, queue, should_increment);
+  }
+
+ private:
+  Engine& next_;  // lives for ever, as every default engine does
 };
 
 std::atomic<Engine*> installed{nullptr};

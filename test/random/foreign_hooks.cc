@@ -9,15 +9,17 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "offload/autograd/engine.h"
-#include "offload/autograd/forwarding_engine.h"
 
 namespace ebb::graphs {
 namespace {
 
 using torch::autograd::AutogradContext;
+using torch::autograd::edge_list;
+using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 using torch::autograd::variable_list;
 
@@ -26,22 +28,31 @@ ForeignHooks*& innermost() {
   return here;
 }
 
-class ForeignEngine final : public ForwardingEngine {
+// Has ebb's engine do all else that a program without Python asks the default engine for.
+class ForeignEngine final : public Engine {
  public:
-  using ForwardingEngine::ForwardingEngine;
+  explicit ForeignEngine(Engine& next) : next_(next) {}
 
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return innermost() == nullptr ? ForwardingEngine::get_default_saved_variable_hooks() : innermost()->make();
+    return innermost() == nullptr ? next_.get_default_saved_variable_hooks() : innermost()->make();
   }
+
+  variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
+                        bool accumulate_grad, const edge_list& outputs) override {
+    return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+ private:
+  Engine& next_;
 };
 
 void install_foreign_engine() {
-  static ForwardingEngine* engine = nullptr;
+  static Engine* engine = nullptr;
   static std::once_flag once;
   std::call_once(once, [] {
     install_engine();
-    engine = new ForeignEngine(torch::autograd::Engine::get_default_engine());
-    torch::autograd::set_default_engine_stub([]() -> torch::autograd::Engine& { return *engine; });
+    engine = new ForeignEngine(Engine::get_default_engine());
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *engine; });
   });
 }
 
