@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "offload/base/log.h"
-#include "offload/residency/evictable.h"
+#include "offload/residency/tiered_storage.h"
 
 namespace ebb {
 
-EvictionQueue::Id EvictionQueue::add(std::weak_ptr<Evictable> storage, c10::Stream stream) {
+EvictionQueue::Id EvictionQueue::add(std::weak_ptr<TieredStorage> storage, c10::Stream stream) {
   const MutexLock lock(mutex_);
   entries_.emplace_hint(entries_.end(), next_, Entry{std::move(storage), stream});
   return next_++;
@@ -21,7 +21,7 @@ void EvictionQueue::remove(Id id) noexcept {
 
 void EvictionQueue::evict(const std::function<bool()>& enough) {
   for (Id next = 0; !enough();) {
-    std::shared_ptr<Evictable> storage;
+    std::shared_ptr<TieredStorage> storage;
     std::optional<c10::Stream> stream;
     {
       const MutexLock lock(mutex_);

@@ -11,7 +11,7 @@
 
 namespace ebb {
 
-class Evictable;
+class TieredStorage;
 
 // The storages that the policy has kept and that may be evicted when the device is full, in the order of their saves.
 // Backward usually needs the first saved last.
@@ -22,7 +22,7 @@ class EvictionQueue {
   using Id = std::uint64_t;
 
   // Adds a storage behind all others. `stream`: the stream that made the bytes.
-  [[nodiscard]] Id add(std::weak_ptr<Evictable> storage, c10::Stream stream);
+  [[nodiscard]] Id add(std::weak_ptr<TieredStorage> storage, c10::Stream stream);
   void remove(Id id) noexcept;
 
   // Evicts the first saved first, until `enough` returns true. A storage that cannot be evicted is passed over.
@@ -30,7 +30,7 @@ class EvictionQueue {
 
  private:
   struct Entry {
-    std::weak_ptr<Evictable> storage;
+    std::weak_ptr<TieredStorage> storage;
     c10::Stream stream;
   };
 

@@ -21,12 +21,11 @@ Residency::Prefetching::Prefetching() : before_(std::exchange(prefetching(), tru
 
 Residency::Prefetching::~Prefetching() { prefetching() = before_; }
 
-Residency::Residency(const Config& config, const StagingLimits& limits, Prefetcher& prefetcher,
-                     std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
+Residency::Residency(const Config& config, Prefetcher& prefetcher, std::shared_ptr<Tier> tier,
+                     std::shared_ptr<Trace> trace)
     : tier_(decorated(std::move(tier))),
       trace_(std::move(trace)),
       no_bytes_(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tier_->device())),
-      limits_(limits),
       prefetcher_(prefetcher),
       free_unused_(config.free_unused),
       ledger_(config.record_timeline),
@@ -59,8 +58,8 @@ Stats Residency::stats() {
   const PoolStats pool = tier_->pool_stats();
   stats.pool = {pool.now_bytes, pool.peak_bytes, pool.capacity_bytes};
   stats.pool_growths = pool.growths;
-  stats.stash = {stash.now_bytes(), stash.peak_bytes(), limits_.stash()};
-  stats.window = {window_.now_bytes(), window_.peak_bytes(), limits_.window()};
+  stats.stash = {stash.now_bytes(), stash.peak_bytes(), prefetcher_.stash_limit()};
+  stats.window = {window_.now_bytes(), window_.peak_bytes(), prefetcher_.window_limit()};
   stats.saved_on_device = {account.held.now_bytes(), account.held.peak_bytes(), 0};
   stats.saved_if_kept = {account.if_kept.now_bytes(), account.if_kept.peak_bytes(), 0};
   return stats;

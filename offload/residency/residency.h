@@ -10,8 +10,7 @@
 #include "offload/report/ledger.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/eviction_queue.h"
-#include "offload/residency/prefetchable.h"
-#include "offload/residency/staging_limits.h"
+#include "offload/residency/prefetcher.h"
 #include "offload/residency/stash.h"
 #include "offload/stats.h"
 #include "streams/base/mutex.h"
@@ -32,9 +31,8 @@ class Residency {
     void (*free_unused)() noexcept = nullptr;  // called before anything is evicted; null for none
   };
 
-  // `limits` and `prefetcher` must outlive this object. `trace`: the trace that was given to the tier; null for none.
-  Residency(const Config& config, const StagingLimits& limits, Prefetcher& prefetcher, std::shared_ptr<Tier> tier,
-            std::shared_ptr<Trace> trace);
+  // `prefetcher` must outlive this object. `trace`: the trace that was given to the tier; null for none.
+  Residency(const Config& config, Prefetcher& prefetcher, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
@@ -45,7 +43,7 @@ class Residency {
   [[nodiscard]] Tier& tier() { return *tier_; }
   [[nodiscard]] const std::shared_ptr<Tier>& shared_tier() const { return tier_; }
   [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
-  [[nodiscard]] const StagingLimits& limits() const { return limits_; }
+  [[nodiscard]] const Prefetcher& prefetcher() const { return prefetcher_; }
   [[nodiscard]] Ledger& ledger() { return ledger_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
@@ -103,7 +101,6 @@ class Residency {
   const std::shared_ptr<Tier> tier_;
   const std::shared_ptr<Trace> trace_;
   const c10::Storage no_bytes_;
-  const StagingLimits& limits_;
   Prefetcher& prefetcher_;
   void (*const free_unused_)() noexcept;
   Ledger ledger_;

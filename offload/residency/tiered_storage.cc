@@ -351,7 +351,7 @@ c10::Storage TieredStorage::wait_for(const std::shared_ptr<Fetched>& fetched) {
 // nothing, over the bound.
 bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room) {
   if (!held_bytes) {
-    return residency_->window().try_hold(bytes_, residency_->limits().window(), room);
+    return residency_->window().try_hold(bytes_, residency_->prefetcher().window_limit(), room);
   }
   if (residency_->ledger().on_device_as_saved() + bytes > *held_bytes) {
     return false;
@@ -371,9 +371,9 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
     // no copy would start.
     const std::uint64_t more =
         source_lease_.expired() ? bytes_ : 0;  // a source that only the program holds is not counted yet
-    const bool beside_window = !held_bytes && residency_->limits().sources_beside_window();
+    const bool beside_window = !held_bytes && residency_->prefetcher().sources_beside_window();
     Gauge::Lease room;
-    if (beside_window ? !residency_->retained().try_hold(bytes_, residency_->limits().stash(), room)
+    if (beside_window ? !residency_->retained().try_hold(bytes_, residency_->prefetcher().stash_limit(), room)
                       : !take_room(more, held_bytes, room)) {
       return beside_window;  // a source not held here may still be alive at its unpack
     }

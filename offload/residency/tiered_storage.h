@@ -10,10 +10,8 @@
 #include <c10/core/Stream.h>
 
 #include "offload/report/gauge.h"
-#include "offload/residency/evictable.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/fetched.h"
-#include "offload/residency/prefetchable.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
@@ -43,10 +41,10 @@ class Residency;
 // Threads: every public member may be called from any thread. The mutex is held while a copy is started, and neither
 // while a copy is waited for nor while a recipe runs. A tier whose copies out run at once (HostMemory::kPageable) holds
 // the mutex for as long as the copy takes.
-class TieredStorage : public Prefetchable, public Evictable, public std::enable_shared_from_this<TieredStorage> {
+class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
  public:
   TieredStorage(std::shared_ptr<Residency> residency, c10::Storage source);
-  ~TieredStorage() override;
+  virtual ~TieredStorage();
   TieredStorage(const TieredStorage&) = delete;
   TieredStorage& operator=(const TieredStorage&) = delete;
 
@@ -69,9 +67,12 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   // Adds the storage to the residency's eviction queue. `stream`: the stream that the bytes were made on.
   void may_be_evicted(c10::Stream stream);
 
-  // kResident -> kOffDevice. Returns false where the storage is not resident, waits for a deferred copy, has changed
-  // since its save, is used by others too, is locked, or finds no room in the tier.
-  [[nodiscard]] bool evict(c10::Stream stream) override;
+  // kResident -> kOffDevice. `stream`: the stream that made the bytes; this stream is made to wait for the copy, so
+  // that the memory can be let go at once. Returns false, and does nothing, where the storage is not resident, waits
+  // for a deferred copy, has changed since its save, is used by others too, is locked, or finds no room in the tier.
+  // Throws the tier's error if the copy cannot be started. Waits for no lock under which device memory is asked for,
+  // because the caller may hold the device allocator's lock.
+  [[nodiscard]] bool evict(c10::Stream stream);
 
   // kResident -> kOffDevice: starts the copy out, behind the work given to `stream` so far, and hands the source to the
   // stash. A derived class may wrap the call.
@@ -90,12 +91,17 @@ class TieredStorage : public Prefetchable, public Evictable, public std::enable_
   [[nodiscard]] int recipe_depth();
 
   // kOffDevice -> kRestored, if the window has room: starts the copy in before backward asks for the bytes, or holds
-  // the source if it is still alive. With StagingLimits::sources_beside_window such sources take no room in the window,
-  // and are bounded by the stash's limit instead.
-  bool prefetch(std::optional<std::uint64_t> held_bytes) override;
+  // the source if it is still alive. `held_bytes`: with a plan, the most bytes that ebb may hold on the device with
+  // this copy, without what recipes and second runs of regions have made; this bound then takes the place of the
+  // window's. Returns false if there is no room or the copy cannot be started; backward then fetches the bytes when it
+  // asks for them. With Prefetcher::sources_beside_window sources that are alive take no room in the window. Where the
+  // stash's limit, which then bounds them, is reached, the call returns true and keeps nothing: the source may still be
+  // alive when backward asks.
+  bool prefetch(std::optional<std::uint64_t> held_bytes);
 
-  // kRestored -> kOffDevice, if the copy is an unclaimed prefetch.
-  void cancel_prefetch() override;
+  // kRestored -> kOffDevice, if the copy is an unclaimed prefetch, unless another thread is just about to use the copy.
+  // Waits for no lock under which device memory is asked for, because the caller may hold the device allocator's lock.
+  void cancel_prefetch();
 
  protected:
   // When the bytes leave.

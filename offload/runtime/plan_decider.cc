@@ -230,7 +230,7 @@ void PlanDecider::decided(SavedStep& step, std::uint32_t ordinal) {
   if (step.plan() != nullptr) {
     const std::shared_ptr<StepRecorder> recorder = step.recorder();
     const StepRecorder::ClockPause pause(recorder.get());
-    residency().stash().shrink_to(steps().limits().stash(step, ordinal));
+    residency().stash().shrink_to(steps().stash_limit_after(step, ordinal));
   }
 }
 

@@ -49,8 +49,8 @@ Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Tr
     : options_(std::move(options)),
       steps_(
           {.planned = planned != nullptr, .stash_bytes = options_.stash_bytes, .window_bytes = options_.window_bytes}),
-      residency_({.record_timeline = options_.record_timeline, .free_unused = &free_unused_lent}, steps_.limits(),
-                 steps_, std::move(tier), std::move(trace)),
+      residency_({.record_timeline = options_.record_timeline, .free_unused = &free_unused_lent}, steps_,
+                 std::move(tier), std::move(trace)),
       decider_(make_decider(options_, std::move(planned), steps_, residency_)),
       exclusions_(residency_.tier().device()) {}
 

@@ -12,7 +12,7 @@
 #include <c10/util/hash.h>
 
 #include "offload/planning/step_recorder.h"
-#include "offload/residency/prefetchable.h"
+#include "offload/residency/tiered_storage.h"
 #include "offload/steps/access_history.h"
 #include "offload/steps/thread_steps.h"
 
@@ -150,7 +150,7 @@ std::shared_ptr<const Plan> SavedStep::plan() {
   return plan_;
 }
 
-SavedStep::Id SavedStep::append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream,
+SavedStep::Id SavedStep::append(std::weak_ptr<TieredStorage> storage, std::uint64_t bytes, c10::Stream stream,
                                 std::uint32_t ordinal, Went when) {
   const MutexLock lock(mutex_);
   const Id id = next_id_++;
@@ -307,14 +307,14 @@ void SavedStep::prefetch_early(c10::Stream stream) {
 }
 
 bool SavedStep::prefetch() {
-  std::vector<std::shared_ptr<Prefetchable>>
+  std::vector<std::shared_ptr<TieredStorage>>
       asked;  // if the graph is dropped meanwhile, the storages end after the lock is released
   if (!fetch_mutex_.try_lock()) {
     return false;
   }
   const MutexLock one_at_a_time(fetch_mutex_, std::adopt_lock);
   while (true) {
-    std::shared_ptr<Prefetchable> next;
+    std::shared_ptr<TieredStorage> next;
     Id id = 0;
     std::size_t rank = 0;
     std::uint64_t resets = 0;
@@ -417,7 +417,7 @@ void SavedStep::cancel_prefetches(const std::function<bool()>& enough) {
       prefetches_now();
       return;
     }
-    std::shared_ptr<Prefetchable> storage;
+    std::shared_ptr<TieredStorage> storage;
     {
       const MutexLock lock(mutex_);
       const std::optional<std::uint32_t> index = index_locked(*each);

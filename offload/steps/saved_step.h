@@ -17,9 +17,9 @@
 namespace ebb {
 
 class AccessHistory;
-class Prefetchable;
 class StepRecorder;
 class ThreadSteps;
+class TieredStorage;
 
 // The offloaded storages of one step, in the order of saving, and the access order that is expected of backward: the
 // order of the last step that saved the same sizes, or else the reverse of saving. The expected order only decides what
@@ -70,7 +70,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Adds an offloaded storage and returns its id. `stream`: the one that the storage was saved on. `ordinal`: as
   // Candidate::ordinal. `when`: whether the storage was offloaded at its save, or evicted later.
   enum class Went : bool { kAtItsSave, kLater };
-  Id append(std::weak_ptr<Prefetchable> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
+  Id append(std::weak_ptr<TieredStorage> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
             Went when);
 
   // The bytes of the last storage that was offloaded at its save, and of the largest one before it.
@@ -127,7 +127,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
  private:
   struct Entry {
     Id id;
-    std::weak_ptr<Prefetchable> storage;
+    std::weak_ptr<TieredStorage> storage;
     std::uint64_t bytes;
     std::uint32_t ordinal;
     std::uint64_t used_in = 0;  // the last pass over the graph that has used the storage

@@ -86,7 +86,7 @@ void SavedStorage::leaves_locked(c10::Stream stream, Leaves when) {
   }
 }
 
-std::uint64_t SavedStorage::stash_limit_bytes() const { return steps_.limits().stash(*step_, ordinal_); }
+std::uint64_t SavedStorage::stash_limit_bytes() const { return steps_.stash_limit_after(*step_, ordinal_); }
 
 void SavedStorage::check_process() const { residency()->check_process(); }
 

@@ -5,10 +5,9 @@
 #include <memory>
 #include <optional>
 
-#include "offload/residency/prefetchable.h"
+#include "offload/residency/prefetcher.h"
 #include "offload/steps/access_history.h"
 #include "offload/steps/stall_monitor.h"
-#include "offload/steps/step_limits.h"
 #include "offload/steps/storage_table.h"
 #include "offload/steps/thread_steps.h"
 
@@ -23,12 +22,14 @@ class SavedStep;
 class Steps final : public Prefetcher {
  public:
   struct Config {
-    bool planned = false;                         // limits are those of each step's plan
+    // Limits are those of each step's plan. A step without one takes the least memory: stash and window hold one
+    // storage at a time.
+    bool planned = false;
     std::optional<std::uint64_t> stash_bytes{};   // without plans; nullopt: a share of the bytes that steps save
     std::optional<std::uint64_t> window_bytes{};  // without plans; nullopt: a share of the bytes that steps save
   };
 
-  explicit Steps(const Config& config);
+  explicit Steps(const Config& config) : config_(config) {}
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
 
@@ -40,17 +41,24 @@ class Steps final : public Prefetcher {
   // How many steps of the calling thread are alive and have a backward that has begun.
   [[nodiscard]] std::size_t in_backward_here();
 
+  [[nodiscard]] std::uint64_t stash_limit() const override;
+  [[nodiscard]] std::uint64_t window_limit() const override;
+  [[nodiscard]] bool sources_beside_window() const override;
   void make_room(const std::function<bool()>& enough) override;
 
+  // The limit of the stash after the save of a step's storage. `ordinal`: as Candidate::ordinal.
+  [[nodiscard]] std::uint64_t stash_limit_after(SavedStep& step, std::uint32_t ordinal) const;
+
   [[nodiscard]] StorageTable& table() { return table_; }
-  [[nodiscard]] const StepLimits& limits() const { return *limits_; }
   [[nodiscard]] AccessHistory& history() { return *history_; }
   [[nodiscard]] StallMonitor& stall_monitor() { return stall_monitor_; }
 
  private:
+  [[nodiscard]] std::uint64_t share(std::uint64_t of_step) const;
+
+  const Config config_;
   const std::shared_ptr<AccessHistory> history_ = std::make_shared<AccessHistory>();
   StallMonitor stall_monitor_;
-  const std::unique_ptr<const StepLimits> limits_;
   StorageTable table_;
   StepsOfThreads threads_;
 };
