@@ -26,19 +26,16 @@ Registry::Found Registry::find(const c10::StorageImpl* storage) {
 }
 
 void Registry::refuse_parents(const c10::StorageImpl* storage) {
-  if (of_parent_ != nullptr && of_parent_->may_know(storage)) {
-    of_parent_->made_in_.check("this offloader");
+  for (Registry* earlier = of_parent_; earlier != nullptr; earlier = earlier->of_parent_) {
+    bool may_know = true;  // a mutex that cannot be had is one that another thread of the parent held
+    if (earlier->mutex_.try_lock_shared()) {
+      may_know = earlier->entries_.contains(storage);
+      earlier->mutex_.unlock_shared();
+    }
+    if (may_know) {
+      earlier->made_in_.check("this offloader");
+    }
   }
-}
-
-// In a child of the registry's process. A mutex that cannot be had is one that another thread of the parent held.
-bool Registry::may_know(const c10::StorageImpl* storage) {
-  if (!mutex_.try_lock_shared()) {
-    return true;
-  }
-  const bool knows = entries_.contains(storage);
-  mutex_.unlock_shared();
-  return knows || (of_parent_ != nullptr && of_parent_->may_know(storage));
 }
 
 void Registry::Watched::used_on(c10::Stream stream) {
@@ -109,10 +106,7 @@ Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::sha
         "ebb: another offloader manages this storage already, or has done so until the offloader's end: a storage "
         "stays where it was managed first. New memory can be managed: parameter.data = "
         "parameter.detach().clone() (set_data in C++)");
-    if (known->second.resident || !known->second.managed.expired()) {
-      return Added::kYes;
-    }
-    if (stays == Stays::kYes) {
+    if (stays == Stays::kYes || known->second.resident || !known->second.managed.expired()) {
       return Added::kYes;
     }
     entry.watched = known->second.watched;

@@ -102,7 +102,6 @@ class Registry {
 
   [[nodiscard]] std::set<std::shared_ptr<ManagedSet>> sets();
   [[nodiscard]] bool may_have_many_dead();
-  [[nodiscard]] bool may_know(const c10::StorageImpl* storage);
   enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
 
   [[nodiscard]] Added try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
