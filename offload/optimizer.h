@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -135,9 +134,15 @@ class Optimizer : public torch::optim::Optimizer {
   void load_by(const std::function<void()>& read);
 
  private:
+  // Where a parameter was when it was last asked for.
+  struct Place {
+    std::size_t group = 0;
+    std::size_t in_group = 0;
+  };
+
   void place_loaded_states();
-  void update_in_backward(const at::Tensor& parameter);
-  const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter);
+  void update_in_backward(const at::Tensor& parameter, Place& place);
+  const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter, Place& place);
   void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   bool update_later(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
   OptimizerState& state_of(const at::Tensor& parameter);
@@ -146,12 +151,6 @@ class Optimizer : public torch::optim::Optimizer {
   const UpdateIn update_in_;
   const UpdateOn update_on_;
   Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
-  struct Place {
-    std::size_t group = 0;
-    std::size_t place = 0;  // in the group
-  };
-  std::unordered_map<const void*, Place> places_
-      EBB_GUARDED_BY(mutex_);                                       // of parameters, when they were last asked for
   std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
   std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
   const std::unique_ptr<BackgroundUpdates, UnlessForked> background_;

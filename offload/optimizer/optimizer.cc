@@ -22,7 +22,8 @@ using torch::optim::OptimizerOptions;
 constexpr const char* kStep = "step";
 
 bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                        const Update& update, UpdateOn update_on) {
+                        Update update, UpdateOn update_on) {
+  update.is_postponed = true;
   std::vector<at::Tensor> others{gradient};
   for (const Part& part : parts) {
     append_tensors(part, others);
@@ -31,7 +32,7 @@ bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
       parameter, others,
       [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
                                                                                  const std::vector<at::Tensor>& taken) {
-        update_postponed(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
+        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
       },
       target_use_of(update, parts));
 }
@@ -82,11 +83,12 @@ Optimizer::Optimizer(const UpdateRule& rule, const std::vector<torch::optim::Opt
   }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
-      after_each_gradient(parameter, this, [weak = std::weak_ptr(self_)](const at::Tensor& here) {
-        if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
-          (*self)->update_in_backward(here);
-        }
-      });
+      after_each_gradient(parameter, this,
+                          [weak = std::weak_ptr(self_), place = Place{}](const at::Tensor& here) mutable {
+                            if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
+                              (*self)->update_in_backward(here, place);
+                            }
+                          });
     }
   }
 }
@@ -128,30 +130,27 @@ void Optimizer::zero_grad(bool set_to_none) {
 }
 
 // Null where no group has the parameter. The program may change the groups at any time.
-const OptimizerOptions* Optimizer::options_of(const at::Tensor& parameter) {
-  const MutexLock lock(mutex_);
-  const auto find = [&]() EBB_REQUIRES(mutex_) {
-    const auto [group, place] = places_[parameter.unsafeGetTensorImpl()];
-    const bool is_there = group < param_groups_.size() && place < param_groups_[group].params().size() &&
-                          param_groups_[group].params()[place].is_same(parameter);
-    return is_there ? &param_groups_[group] : nullptr;
-  };
-  const torch::optim::OptimizerParamGroup* found = find();
-  if (found == nullptr) {
-    places_.clear();
-    for (std::size_t group = 0; group < param_groups_.size(); ++group) {
-      const std::vector<at::Tensor>& parameters = param_groups_[group].params();
-      for (std::size_t place = 0; place < parameters.size(); ++place) {
-        places_[parameters[place].unsafeGetTensorImpl()] = {group, place};
+const OptimizerOptions* Optimizer::options_of(const at::Tensor& parameter, Place& place) {
+  const MutexLock lock(mutex_);  // of `place`, too
+  if (place.group < param_groups_.size()) {
+    const torch::optim::OptimizerParamGroup& group = param_groups_[place.group];
+    if (place.in_group < group.params().size() && group.params()[place.in_group].is_same(parameter)) {
+      return &group.options();
+    }
+  }
+  for (place.group = 0; place.group < param_groups_.size(); ++place.group) {
+    const std::vector<at::Tensor>& parameters = param_groups_[place.group].params();
+    for (place.in_group = 0; place.in_group < parameters.size(); ++place.in_group) {
+      if (parameters[place.in_group].is_same(parameter)) {
+        return &param_groups_[place.group].options();
       }
     }
-    found = find();
   }
-  return found == nullptr ? nullptr : &found->options();
+  return nullptr;
 }
 
-void Optimizer::update_in_backward(const at::Tensor& parameter) {
-  const OptimizerOptions* const options = parameter.grad().defined() ? options_of(parameter) : nullptr;
+void Optimizer::update_in_backward(const at::Tensor& parameter, Place& place) {
+  const OptimizerOptions* const options = parameter.grad().defined() ? options_of(parameter, place) : nullptr;
   if (options == nullptr) {
     return;
   }

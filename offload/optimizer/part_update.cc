@@ -41,22 +41,25 @@ Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Pa
   return all ? Kernels::kFused : Kernels::kOneByOne;
 }
 
+// `follows_weight`: whether a master takes the weight's value, and the weight the master's. What stands in for a
+// parameter that has ended has no value; the masters have it.
 void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, const Update& update,
-                 Kernels kernels) {
+                 Kernels kernels, bool follows_weight) {
   const auto master = part.find(kMaster);
   const bool has_master = master != part.end();
+  const bool rounds = has_master && follows_weight;
   const at::Tensor target = has_master ? master->second : rows;
   if (kernels == Kernels::kFused) {
-    const at::Tensor rounded = has_master ? rows : at::Tensor();
+    const at::Tensor rounded = rounds ? rows : at::Tensor();
     update_on_cpu(update.rule, {target, gradient, part, update.step, update.has_new_states}, rounded, *update.options);
     return;
   }
-  if (has_master) {
+  if (rounds) {
     follow_weight(target, rows);
   }
   const at::Tensor in_targets_type = has_master ? gradient.to(at::kFloat) : gradient;
   update.rule.update({target, in_targets_type, part, update.step, update.has_new_states}, *update.options);
-  if (has_master) {
+  if (rounds) {
     rows.copy_(target);
   }
 }
@@ -94,13 +97,15 @@ void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::s
   const std::vector<Part> parts = as_parts(home.tensors(), copy == nullptr ? 2 : 1, names, count);
   const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
-    update_rows(ranges[i].of(parameter), ranges[i].of(gradient), parts[i], update, Kernels::kFused);
+    update_rows(ranges[i].of(parameter), ranges[i].of(gradient), parts[i], update, Kernels::kFused,
+                /*follows_weight=*/true);
   }
 }
 
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                   const Update& update, UpdateOn update_on) {
   const OnDevice all_parts({parameter, gradient});
+  const bool follows_weight = !update.is_postponed || is_managed(parameter);
   const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     std::vector<at::Tensor> tensors;
@@ -108,18 +113,8 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
     const OnDevice one_part(tensors);
     const at::Tensor rows = ranges[i].of(parameter);
     const at::Tensor rows_gradient = ranges[i].of(gradient);
-    update_rows(rows, rows_gradient, parts[i], update, kernels_for(rows, rows_gradient, parts[i], update_on));
-  }
-}
-
-// What stands in for a parameter that has ended has no values; the masters have them.
-void give_stand_in_values(const at::Tensor& target, const std::vector<Part>& parts, const UpdateRule& rule) {
-  if (is_managed(target) || !parts.front().contains(kMaster)) {
-    return;
-  }
-  const std::vector<RowRange> ranges = ranges_of(target, parts, rule);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    ranges[i].of(target).copy_(parts[i].at(kMaster));
+    update_rows(rows, rows_gradient, parts[i], update, kernels_for(rows, rows_gradient, parts[i], update_on),
+                follows_weight);
   }
 }
 
@@ -166,15 +161,10 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
   }
 }
 
-void update_postponed(const at::Tensor& target, const at::Tensor& gradient, const std::vector<Part>& parts,
-                      const Update& update, UpdateOn update_on) {
-  give_stand_in_values(target, parts, update.rule);
-  update_now(target, gradient, parts, update, update_on);
-}
-
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
-                                                    const std::vector<Part>& parts, const Update& update) {
+                                                    const std::vector<Part>& parts, Update update) {
+  update.is_postponed = true;
   const auto on_device = std::make_shared<at::Tensor>();  // the gradient, where the update cannot be done at home
   std::function<void()> prepare;
   if (copy != nullptr) {
@@ -190,7 +180,6 @@ std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
         }
         const at::Tensor& from = copy == nullptr ? taken.front() : *on_device;
         const std::vector<Part> parts = as_parts(taken, copy == nullptr ? 1 : 0, names, count);
-        give_stand_in_values(target, parts, update.rule);
         update_parts(target, from, parts, update, UpdateOn::kCpu);
       },
       target_use_of(update, parts), prepare);

@@ -18,8 +18,9 @@ namespace ebb {
 struct Update {
   const UpdateRule& rule;
   std::shared_ptr<const torch::optim::OptimizerOptions> options;
-  std::int64_t step;    // from 1
-  bool has_new_states;  // which are zero
+  std::int64_t step;          // from 1
+  bool has_new_states;        // which are zero
+  bool is_postponed = false;  // set by what puts it off: its target may stand in for a parameter that has ended
 };
 
 // kRead where the parameter's values go into its states.
@@ -35,15 +36,11 @@ struct Update {
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on);
 
-// As update_now, for an update that was put off: `target` may stand in for a parameter that has ended.
-void update_postponed(const at::Tensor& target, const at::Tensor& gradient, const std::vector<Part>& parts,
-                      const Update& update, UpdateOn update_on);
-
 // Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that has no home; otherwise
 // null. Returns null, and has done nothing, where the update cannot be put off.
 [[nodiscard]] std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
                                                                   const at::Tensor& gradient,
                                                                   const std::shared_ptr<HostCopy>& copy,
-                                                                  const std::vector<Part>& parts, const Update& update);
+                                                                  const std::vector<Part>& parts, Update update);
 
 }  // namespace ebb
