@@ -10,24 +10,16 @@ void UseOrder::add(UseHistory::Item item) {
     known_.resize(item + 1);
   }
   Known& known = known_[item];
-  if (known.where == Where::kNowhere && known.outside.empty()) {
-    Keys one{Key{}};
-    known.outside = one.extract(one.begin());
-  }
+  known.key.item = item;
+  keys(known.where).insert(known.key);
 }
 
 void UseOrder::put(UseHistory::Item item, Where where, UseHistory::Place next) noexcept {
   Known& known = known_[item];
-  const auto of = [this](Where there) -> Keys& { return keys_[static_cast<std::size_t>(there)]; };
-  Keys::node_type node = known.where == Where::kNowhere ? std::move(known.outside) : of(known.where).extract(known.key);
-  known.key = {next, item};
-  known.where = where;
+  Keys::node_type node = keys(known.where).extract(known.key);
+  known = {{next, item}, where};
   node.value() = known.key;
-  if (where == Where::kNowhere) {
-    known.outside = std::move(node);
-  } else {
-    of(where).insert(std::move(node));
-  }
+  keys(where).insert(std::move(node));
 }
 
 std::optional<UseOrder::Key> UseOrder::last(Where where, const std::optional<Key>& before) const {

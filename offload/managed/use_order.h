@@ -42,14 +42,14 @@ class UseOrder {
   using Keys = std::set<Key>;
 
   struct Known {
-    Keys::node_type outside;  // kNowhere
     Key key{};
     Where where = Where::kNowhere;
   };
 
+  [[nodiscard]] Keys& keys(Where where) { return keys_[static_cast<std::size_t>(where)]; }
   [[nodiscard]] const Keys& keys(Where where) const { return keys_[static_cast<std::size_t>(where)]; }
 
-  std::array<Keys, 2> keys_;  // by Where
+  std::array<Keys, 3> keys_;  // by Where
   std::vector<Known> known_;  // by item
 };
 
