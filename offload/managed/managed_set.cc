@@ -1,7 +1,6 @@
 #include "offload/managed/managed_set.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -468,13 +467,8 @@ void* ManagedSet::begin_use_at_home(const Stored& storage) {
   send_home(storage);
   storage->wait_for_copies_at_home();
   void* const bytes = storage->begin_use_at_home();
-  try {
-    if (bytes != nullptr) {
-      forget_leaving(storage);
-    }
-  } catch (...) {
-    storage->end_use_at_home();
-    throw;
+  if (bytes != nullptr) {
+    forget_leaving(storage);
   }
   return bytes;
 }
@@ -487,7 +481,7 @@ bool ManagedSet::send_home(const Stored& storage) {
   if (storage->is_leaving()) {
     try {
       const MutexLock lock(mutex_);
-      leaving_.push_back({next_leaving_++, storage});
+      leaving_.push_back(storage);
     } catch (...) {
       storage->arrive_home(ManagedStorage::Wait::kYes);
       sort_in(*storage);
@@ -499,11 +493,11 @@ bool ManagedSet::send_home(const Stored& storage) {
 
 void ManagedSet::let_go(const std::function<bool()>& enough) {
   while (!enough()) {
-    const std::optional<Leaving> oldest = oldest_leaving();
-    if (!oldest || (oldest->storage->is_leaving() && !evict(*oldest->storage))) {
+    const Stored oldest = oldest_leaving();
+    if (oldest == nullptr || (oldest->is_leaving() && !evict(*oldest))) {
       break;
     }
-    forget_leaving(oldest->number);
+    forget_leaving(oldest);
   }
   std::optional<Expected> last;
   while (!enough() && (last = last_expected(0, last ? std::optional(last->key) : std::nullopt))) {
@@ -528,11 +522,11 @@ bool ManagedSet::evict(ManagedStorage& storage) {
 
 // Blocks the calling thread until the oldest copy home is done. Returns false as wait_for_leaving.
 bool ManagedSet::block_for_oldest() {
-  const std::optional<Leaving> oldest = oldest_leaving();
-  if (!oldest) {
+  const Stored oldest = oldest_leaving();
+  if (oldest == nullptr) {
     return false;
   }
-  if (const Ticket copy = oldest->storage->copy_home()) {
+  if (const Ticket copy = oldest->copy_home()) {
     try {
       copy->synchronize();
     } catch (...) {  // arrive_home() knows what to do
@@ -544,11 +538,11 @@ bool ManagedSet::block_for_oldest() {
 
 // Lets go of the memory of the oldest of those that leave, if that one is home by now. Never waits.
 bool ManagedSet::let_go_of_oldest_arrived() noexcept {
-  const std::optional<Leaving> oldest = oldest_leaving();
-  if (!oldest || !oldest->storage->arrive_home(ManagedStorage::Wait::kNo)) {
+  const Stored oldest = oldest_leaving();
+  if (oldest == nullptr || !oldest->arrive_home(ManagedStorage::Wait::kNo)) {
     return false;
   }
-  forget_leaving(oldest->number);
+  forget_leaving(oldest);
   return true;
 }
 
@@ -556,41 +550,28 @@ bool ManagedSet::let_go_of_oldest_arrived() noexcept {
 // within the limit. Returns false where another thread has yet to say what is leaving.
 bool ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
   while (gauges_.leaving.now_bytes() > limit_bytes) {
-    const std::optional<Leaving> oldest = oldest_leaving();
-    if (!oldest) {
+    const Stored oldest = oldest_leaving();
+    if (oldest == nullptr) {
       return false;
     }
-    oldest->storage->arrive_home(ManagedStorage::Wait::kYes);
-    forget_leaving(oldest->number);
+    oldest->arrive_home(ManagedStorage::Wait::kYes);
+    forget_leaving(oldest);
   }
   return true;
 }
 
-// What is at home by now: an entry would keep the home after the program has let go of the storage.
-void ManagedSet::forget_leaving(const Stored& storage) {
-  std::vector<Leaving> forgotten;  // destroyed after the lock is released
+// Null where nothing leaves.
+ManagedSet::Stored ManagedSet::oldest_leaving() noexcept {
   const MutexLock lock(mutex_);
-  const auto others = std::stable_partition(leaving_.begin(), leaving_.end(),
-                                            [&](const Leaving& each) { return each.storage != storage; });
-  forgotten.assign(std::make_move_iterator(others), std::make_move_iterator(leaving_.end()));
-  leaving_.erase(others, leaving_.end());
+  return leaving_.empty() ? nullptr : leaving_.front();
 }
 
-std::optional<ManagedSet::Leaving> ManagedSet::oldest_leaving() noexcept {
+// Of what has arrived, stayed or come back, unless it leaves once more: an entry would keep the home after the program
+// has let go of the storage. The caller's reference outlives the lock, so no storage ends under it.
+void ManagedSet::forget_leaving(const Stored& storage) noexcept {
   const MutexLock lock(mutex_);
-  return leaving_.empty() ? std::nullopt : std::optional(leaving_.front());
-}
-
-// Unless another thread has done so.
-void ManagedSet::forget_leaving(std::uint64_t number) noexcept {
-  std::optional<Leaving> forgotten;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  if (!leaving_.empty() && leaving_.front().number == number) {
-    forgotten = std::move(leaving_.front());
-    leaving_.pop_front();
-    if (storages_[forgotten->storage->item()] == forgotten->storage) {  // it may have stayed, or come back
-      sort_in(forgotten->storage->item());
-    }
+  if (!storage->is_leaving() && std::erase(leaving_, storage) > 0 && storages_[storage->item()] == storage) {
+    sort_in(storage->item());
   }
 }
 
@@ -635,10 +616,10 @@ void ManagedSet::end_references() noexcept {
 void ManagedSet::forget_the_dead() {
   std::vector<Stored> dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  std::erase_if(leaving_, [&dead](const Leaving& each) {  // the memory would be kept until its room is asked for
-    const bool is_dead = !each.storage->is_alive();
+  std::erase_if(leaving_, [&dead](const Stored& each) {  // the memory would be kept until its room is asked for
+    const bool is_dead = !each->is_alive();
     if (is_dead) {
-      dead.push_back(each.storage);
+      dead.push_back(each);
     }
     return is_dead;
   });

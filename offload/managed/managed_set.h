@@ -208,11 +208,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
     bool is_fetched_now;  // or only has room made
   };
 
-  struct Leaving {
-    std::uint64_t number;  // of this entry alone: a storage may come back and leave again
-    Stored storage;
-  };
-
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   [[nodiscard]] Stored exchange_stored(std::uint32_t item, Stored storage) EBB_REQUIRES(mutex_);
   void sort_in(std::uint32_t item) noexcept EBB_REQUIRES(mutex_);
@@ -234,9 +229,8 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   void leave_ahead(const std::vector<Wanted>& wanted);
   bool let_go_of_oldest_arrived() noexcept;
   bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
-  [[nodiscard]] std::optional<Leaving> oldest_leaving() noexcept;
-  void forget_leaving(std::uint64_t number) noexcept;
-  void forget_leaving(const Stored& storage);
+  [[nodiscard]] Stored oldest_leaving() noexcept;
+  void forget_leaving(const Stored& storage) noexcept;
   bool evict(ManagedStorage& storage);
 
   const std::shared_ptr<Residency> residency_;
@@ -257,8 +251,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
-  std::deque<Leaving> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
-  std::uint64_t next_leaving_ EBB_GUARDED_BY(mutex_) = 0;
+  std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
   std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;  // the bytes of the largest storage so far
   // Of evicted storages, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
