@@ -1,13 +1,34 @@
 #include "offload/report/ledger.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
+#include <c10/core/StorageImpl.h>
+
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
-#include "offload/report/counted_storage.h"
 
 namespace ebb {
+namespace {
+
+class CountedStorageImpl final : public c10::StorageImpl {
+ public:
+  CountedStorageImpl(c10::DataPtr memory, std::size_t bytes, c10::Allocator* allocator, DeviceAccount::Held on_device)
+      : StorageImpl(use_byte_size_t(), bytes, std::move(memory), allocator, /*resizable=*/true),
+        on_device_(std::move(on_device)) {}
+
+  // Called when the last tensor lets go, though weak references may live on.
+  void release_resources() override {
+    StorageImpl::release_resources();
+    on_device_.reset();
+  }
+
+ private:
+  std::optional<DeviceAccount::Held> on_device_;
+};
+
+}  // namespace
 
 void Ledger::count_offloaded(std::uint64_t bytes) {
   counters_.offloaded.add(bytes);
@@ -40,7 +61,8 @@ void Ledger::count_kept(KeptReason reason, std::uint64_t bytes) {
 }
 
 c10::Storage Ledger::counted(c10::DataPtr memory, std::size_t bytes, DeviceAccount::Held::What what) {
-  return counted_storage(std::move(memory), bytes, hold(bytes, what));
+  c10::Allocator* const allocator = c10::GetAllocator(memory.device().type());
+  return c10::Storage(c10::make_intrusive<CountedStorageImpl>(std::move(memory), bytes, allocator, hold(bytes, what)));
 }
 
 }  // namespace ebb
