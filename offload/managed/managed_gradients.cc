@@ -1,6 +1,5 @@
 #include "offload/managed/managed_gradients.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <iterator>
 #include <unordered_map>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <utility>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,8 +1,6 @@
 #include "offload/recompute/recipe_table.h"
 
 #include <mutex>
-#include <string>
-#include <tuple>
 #include <typeindex>
 #include <unordered_map>
 #include <utility>
