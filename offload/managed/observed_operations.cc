@@ -158,14 +158,6 @@ bool makes_one_like_another(const c10::FunctionSchema& schema) {
 // How many observed operations the calling thread is in.
 thread_local int observed_here = 0;
 
-class InObservedOperation {
- public:
-  InObservedOperation() { ++observed_here; }
-  ~InObservedOperation() { --observed_here; }
-  InObservedOperation(const InObservedOperation&) = delete;
-  InObservedOperation& operator=(const InObservedOperation&) = delete;
-};
-
 // Whether the operation reads and writes no bytes of its arguments, though it makes no views.
 bool touches_no_bytes(const c10::FunctionSchema& schema) {
   static const auto* const names = new std::unordered_set<std::string>{
@@ -395,7 +387,8 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
       }
     }
   }
-  const InObservedOperation here;  // what the operation makes for itself is no state
+  ++observed_here;  // what the operation makes for itself is no state
+  const auto over = c10::make_scope_exit([] { --observed_here; });
   if (is_collective(schema)) {
     const auto uses = std::make_shared<Uses>();
     uses->add_all(schema, torch::jit::last(*stack, schema.arguments().size()));

@@ -1,23 +1,19 @@
 #include "offload/residency/recipe.h"
 
+#include <c10/util/ScopeExit.h>
+
 namespace ebb {
 namespace {
 
 thread_local int running = 0;
-
-struct Running {
-  Running() { ++running; }
-  ~Running() { --running; }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-};
 
 }  // namespace
 
 bool Recipe::runs_here() { return running > 0; }
 
 c10::Storage Recipe::run() {
-  const Running here;
+  ++running;
+  const auto over = c10::make_scope_exit([] { --running; });
   return make();
 }
 

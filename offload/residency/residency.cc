@@ -8,18 +8,15 @@
 namespace ebb {
 namespace {
 
-bool& prefetching() {
-  thread_local bool here = false;
-  return here;
-}
+thread_local bool prefetching = false;
 
 }  // namespace
 
-bool Residency::prefetches_here() { return prefetching(); }
+bool Residency::prefetches_here() { return prefetching; }
 
-Residency::Prefetching::Prefetching() : before_(std::exchange(prefetching(), true)) {}
+Residency::Prefetching::Prefetching() : before_(std::exchange(prefetching, true)) {}
 
-Residency::Prefetching::~Prefetching() { prefetching() = before_; }
+Residency::Prefetching::~Prefetching() { prefetching = before_; }
 
 Residency::Residency(const Config& config, Prefetcher& prefetcher, std::shared_ptr<Tier> tier,
                      std::shared_ptr<Trace> trace)
@@ -110,7 +107,7 @@ std::uint64_t Residency::evictable_bytes() {
 }
 
 std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
-  if (prefetching()) {
+  if (prefetching) {
     return 0;
   }
   DeviceAccount& account = *ledger_.account();

@@ -13,6 +13,12 @@
 #include "offload/residency/residency.h"
 
 namespace ebb {
+namespace {
+
+// The storage that the calling thread has locked while it asks for device memory.
+thread_local const TieredStorage* fetching_here = nullptr;
+
+}  // namespace
 
 // Note [Where bytes go]
 // from        to          by
@@ -74,7 +80,7 @@ void TieredStorage::may_be_evicted(c10::Stream stream) {
 }
 
 bool TieredStorage::evict(c10::Stream stream) {
-  if (this == fetching_here()) {
+  if (this == fetching_here) {
     return false;
   }
   Leaving leaving;
@@ -185,12 +191,6 @@ void TieredStorage::drop(std::unique_ptr<Recipe> recipe) {
 int TieredStorage::recipe_depth() {
   const MutexLock lock(mutex_);
   return recipe_ == nullptr ? 0 : recipe_->depth();
-}
-
-// The storage that the calling thread has locked while it asks for device memory.
-const TieredStorage*& TieredStorage::fetching_here() {
-  thread_local const TieredStorage* fetching = nullptr;
-  return fetching;
 }
 
 // The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in packed.h.
@@ -400,7 +400,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
 
 void TieredStorage::cancel_prefetch() {
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
-  if (this == fetching_here()) {
+  if (this == fetching_here) {
     return;
   }
   if (!mutex_.try_lock()) {
@@ -452,8 +452,8 @@ std::shared_ptr<Gauge::Lease> TieredStorage::device_lease_locked() {
 
 std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::Lease window) {
   Tier& tier = residency_->tier();
-  fetching_here() = this;
-  const auto over = c10::make_scope_exit([] { fetching_here() = nullptr; });
+  fetching_here = this;
+  const auto over = c10::make_scope_exit([] { fetching_here = nullptr; });
   c10::DataPtr data = tier.allocate(bytes_);
   void* const memory = data.get();
   // Every call that may fail comes before the copy starts.

@@ -166,7 +166,6 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
     c10::Stream stream;
   };
 
-  static const TieredStorage*& fetching_here();
   void move_to_locked(State next) EBB_REQUIRES(mutex_);
   [[nodiscard]] Leaving start_out_locked(Block block, c10::Stream stream, Leaves when) EBB_REQUIRES(mutex_);
   void into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes);

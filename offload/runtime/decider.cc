@@ -12,6 +12,12 @@
 #include "offload/steps/steps.h"
 
 namespace ebb {
+namespace {
+
+// The decider whose policy the calling thread runs; null for none.
+thread_local const Decider* asking_here = nullptr;
+
+}  // namespace
 
 Decider::Decider(std::shared_ptr<Policy> policy, Steps& steps, Residency& residency)
     : policy_(std::move(policy)),
@@ -34,7 +40,7 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   Decision decision{};
   {
-    TORCH_CHECK(asking_here() != this,
+    TORCH_CHECK(asking_here != this,
                 "ebb: a policy ran an operation that autograd saves tensors of, under the guard of the offloader that "
                 "asked the policy. Put a NoOpGuard around the operation.");
     const MutexLock lock(policy_mutex_);
@@ -45,15 +51,9 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
   return decision;
 }
 
-// The decider whose policy the calling thread runs; null for none.
-const Decider*& Decider::asking_here() {
-  thread_local const Decider* asking = nullptr;
-  return asking;
-}
-
 Decision Decider::ask_locked(Candidate& candidate, SavedStep& step) {
-  const Decider* const before = std::exchange(asking_here(), this);
-  const auto over = c10::make_scope_exit([before] { asking_here() = before; });
+  const Decider* const before = std::exchange(asking_here, this);
+  const auto over = c10::make_scope_exit([before] { asking_here = before; });
   candidate.ordinal = step.next_candidate();
   if (candidate.ordinal == 0) {
     if (steps_.history().take_dropped()) {

@@ -104,8 +104,6 @@ class Decider {
   Mutex policy_mutex_;
 
  private:
-  static const Decider*& asking_here();
-
   // Called with policy_mutex_ held: when a step begins; when the policy has decided, so that its plan is known; when a
   // storage enters the step as `candidate`.
   virtual void step_begins_locked(SavedStep& /*step*/) EBB_REQUIRES(policy_mutex_) {}
