@@ -158,10 +158,9 @@ class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
 }  // namespace
 
 Region::InputMemory::InputMemory(const at::Tensor& input)
-    : input_(input.defined() ? WeakTensor(input.getIntrusivePtr())
-                             : WeakTensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>())),
-      storage_(input.defined() && input.has_storage() ? input.storage().getWeakStorageImpl()
-                                                      : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>())) {}
+    : input_(input.getIntrusivePtr()),
+      storage_(input.has_storage() ? input.storage().getWeakStorageImpl()
+                                   : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>())) {}
 
 bool Region::InputMemory::has_been_replaced() const {
   const auto input = input_.lock();

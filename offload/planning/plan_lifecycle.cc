@@ -70,8 +70,7 @@ void PlanLifecycle::count_unlike() {
         "Options::device_budget: after " + std::to_string(kMany) +
         " recorded steps there is no plan to follow, because none of them saved tensors of the same sizes by the same "
         "operations as another. Where a step does not fit whole, everything moves or is recomputed. Pad batches to a "
-        "few "
-        "lengths, or let a policy decide.");
+        "few lengths, or let a policy decide.");
   }
 }
 

@@ -28,22 +28,17 @@ bool StepRecorder::is_on(c10::Stream stream) const {
 
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
                                   std::weak_ptr<const void> held) {
-  std::uint32_t index = 0;
-  {
-    const MutexLock lock(mutex_);
-    if (over_) {
-      return 0;
-    }
-    index = static_cast<std::uint32_t>(storages_.size());
-    StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
-    storages_.push_back({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
-    in_use_.push_back(index);
-  }
-  mark(What::kSaved, index);
-  return index;
+  StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
+  return add({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
 }
 
 std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
+  StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
+  const c10::weak_intrusive_ptr<c10::StorageImpl> none{c10::intrusive_ptr<c10::StorageImpl>()};
+  return add({none, {}, std::move(record), /*idle=*/true});
+}
+
+std::uint32_t StepRecorder::add(Storage storage) {
   std::uint32_t index = 0;
   {
     const MutexLock lock(mutex_);
@@ -51,11 +46,10 @@ std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
       return 0;
     }
     index = static_cast<std::uint32_t>(storages_.size());
-    StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
-    storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
-                         {},
-                         std::move(record),
-                         /*idle=*/true});
+    storages_.push_back(std::move(storage));
+    if (!storages_.back().idle) {
+      in_use_.push_back(index);
+    }
   }
   mark(What::kSaved, index);
   return index;

@@ -144,6 +144,7 @@ class StepRecorder {
 
   [[nodiscard]] bool met_eviction() const { return account_->evictions != evictions_before_; }
   [[nodiscard]] bool disturbed() const { return disturbed_ || met_eviction(); }
+  [[nodiscard]] std::uint32_t add(Storage storage) EBB_EXCLUDES(mutex_);
   void give_up_locked() noexcept EBB_REQUIRES(mutex_);
   void mark(What what, std::uint32_t index) noexcept EBB_EXCLUDES(mutex_);
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) EBB_REQUIRES(mutex_);

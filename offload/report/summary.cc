@@ -67,8 +67,7 @@ std::vector<std::string> warnings(const Stats& stats, const std::vector<Matches>
     found.push_back(fmt::format(
         "{} left the device for nothing: saved tensors took {} of it at most, and would have taken {} had all stayed. "
         "What backward wants at once is better kept (NoOpGuard), a few large storages may all fit into stash and "
-        "window "
-        "(Options::stash_bytes, window_bytes), and Options::device_budget plans what is worth moving.",
+        "window (Options::stash_bytes, window_bytes), and Options::device_budget plans what is worth moving.",
         human_bytes(gone_bytes(stats)), human_bytes(peak_bytes(stats)), human_bytes(stats.saved_if_kept.peak_bytes)));
   }
   if (stats.still_held.bytes * 2 > gone_bytes(stats)) {

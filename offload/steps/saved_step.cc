@@ -181,7 +181,13 @@ void SavedStep::begin_use() {
     return;
   }
   const MutexLock lock(mutex_);
-  begin_use_locked();
+  if (in_use_) {
+    return;
+  }
+  forget_gone_locked();
+  recall_order_locked();
+  steps_->enter_backward();
+  in_use_ = true;
 }
 
 bool SavedStep::asked(std::uint32_t ordinal) {
@@ -219,16 +225,6 @@ void SavedStep::used(Id id) {
   if (pass_ == kFirstPass) {
     observed_.push_back(*index);
   }
-}
-
-void SavedStep::begin_use_locked() {
-  if (in_use_) {
-    return;
-  }
-  forget_gone_locked();
-  recall_order_locked();
-  steps_->enter_backward();
-  in_use_ = true;
 }
 
 void SavedStep::recall_order_locked() {

@@ -140,7 +140,6 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   void cancel_prefetches(const std::function<bool()>& enough);
   void prefetches_locked(Entry& entry) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::vector<Id> take_unclaimed_locked() EBB_REQUIRES(mutex_);
-  void begin_use_locked() EBB_REQUIRES(mutex_);
   void forget_gone_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t signature_locked() const EBB_REQUIRES(mutex_);

@@ -32,7 +32,7 @@ SavedStorage::Use::~Use() {
 }
 
 c10::Storage SavedStorage::Use::get() {
-  storage_->check_process();
+  storage_->residency()->check_process();
   const HostRange range(storage_->residency()->trace(), "unpack", storage_->bytes());
   return storage_->get(*this);
 }
@@ -87,10 +87,6 @@ void SavedStorage::leaves_locked(c10::Stream stream, Leaves when) {
 }
 
 std::uint64_t SavedStorage::stash_limit_bytes() const { return steps_.stash_limit_after(*step_, ordinal_); }
-
-void SavedStorage::check_process() const { residency()->check_process(); }
-
-const c10::Storage& SavedStorage::no_bytes() const { return residency()->no_bytes(); }
 
 c10::Storage SavedStorage::get(Use& use) {
   std::shared_ptr<StepRecorder> recorder;

@@ -72,12 +72,6 @@ class SavedStorage final : public TieredStorage {
   // As TieredStorage::offload, inside a ClockPause of the recorded step.
   void offload(Block block, c10::Stream stream) override;
 
-  // Throws c10::Error in a forked child.
-  void check_process() const;
-
-  // The empty storage of tensors that only carry sizes and flags.
-  [[nodiscard]] const c10::Storage& no_bytes() const;
-
  private:
   [[nodiscard]] c10::Storage get(Use& use);
   [[nodiscard]] c10::Storage get_on(c10::Stream stream, Use& use);

@@ -43,8 +43,7 @@ at::Tensor held(const at::Tensor& tensor, const AutogradInfo& info, Handing hand
 // The base that a SavedVariable would hold, because it would hold the view; else null.
 WeakTensor base_of(const at::Tensor& saved, const AutogradInfo& info, Handing handing) {
   const bool holds_view = handing != Handing::kCopied && info.is_view();
-  return WeakTensor(holds_view ? saved._base().getIntrusivePtr()
-                               : c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>());
+  return WeakTensor((holds_view ? saved._base() : at::Tensor()).getIntrusivePtr());
 }
 
 // Whether sizes, strides and bytes are numbers: a tracer's are symbols, and a nested tensor has none of its own.
@@ -77,7 +76,7 @@ SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std:
     : version_(saved, info),
       handing_(handing_of(info)),
       base_(base_of(saved, info, handing_)),
-      tensor_(with_storage(saved, storage->no_bytes())),
+      tensor_(with_storage(saved, storage->residency()->no_bytes())),
       use_(std::in_place, std::move(storage)) {}
 
 SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
@@ -116,10 +115,7 @@ at::Tensor SavedTensor::get() {
   }
   c10::Storage storage = use_->get();
   if (handing_ == Handing::kItself) {
-    if (saved.defined()) {
-      return saved;
-    }
-    return itself(std::move(storage));
+    return saved.defined() ? saved : itself(std::move(storage));
   }
   return lend(tensor_, std::move(storage), handing_, lent_from());
 }
