@@ -16,11 +16,6 @@ std::size_t round_down(std::uint64_t bytes) { return bytes / BlockPool::kAlignme
 
 std::size_t round_up(std::size_t bytes) { return round_down(bytes + (BlockPool::kAlignment - 1)); }
 
-void drop_done(std::vector<Ticket>& gates) {
-  gates.erase(std::remove_if(gates.begin(), gates.end(), [](const Ticket& gate) { return is_done(gate); }),
-              gates.end());
-}
-
 }  // namespace
 
 void Backing::discard(Range /*range*/) noexcept {}
@@ -85,7 +80,7 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
     return;
   }
   const std::size_t rounded = round_up(bytes);
-  drop_done(gates);  // outside the lock: asking may call the driver
+  std::erase_if(gates, is_done);  // outside the lock: asking may call the driver
   if (!in_force(WaitPoint::kPoolGates)) {
     gates.clear();
   }
@@ -158,7 +153,7 @@ std::optional<RangeAllocator::Range> BlockPool::take(std::size_t rounded) {
 }
 
 Block BlockPool::make_block(RangeAllocator::Range range, std::size_t bytes) {
-  drop_done(range.gates);  // outside the lock: asking may call the driver
+  std::erase_if(range.gates, is_done);  // outside the lock: asking may call the driver
   return Block(shared_from_this(), range.address, bytes, std::move(range.gates));
 }
 

@@ -115,7 +115,7 @@ HappensBefore::Clock HappensBefore::copy(const std::string& name, const std::vec
   return clock;
 }
 
-void HappensBefore::access(Actor actor, Kind kind, Range range) {
+void HappensBefore::access(Actor actor, Kind kind, Range range, Behind behind) {
   std::vector<std::string> violations;
   Handler handler = nullptr;
   {
@@ -125,29 +125,16 @@ void HappensBefore::access(Actor actor, Kind kind, Range range) {
     }
     Clock knows = host_;
     std::uint64_t at = 0;
+    for (const auto& [each, clock] : streams_) {
+      if (each == actor || behind == Behind::kAllStreams) {
+        merge(knows, clock);
+      }
+    }
     if (actor != kHost) {
-      merge(knows, streams_.at(actor));
       at = ++streams_.at(actor)[actor];
       knows[actor] = at;
     }
     access_locked({actor, at, kind}, knows, range, violations);
-    handler = handler_;
-  }
-  report(violations, handler);
-}
-
-void HappensBefore::free_once_idle(Actor stream, Range range) {
-  std::vector<std::string> violations;
-  Handler handler = nullptr;
-  {
-    const MutexLock lock(mutex_);
-    Clock knows = host_;
-    for (const auto& [each, clock] : streams_) {
-      merge(knows, clock);
-    }
-    const std::uint64_t at = ++streams_.at(stream)[stream];
-    knows[stream] = at;
-    access_locked({stream, at, Kind::kFree}, knows, range, violations);
     handler = handler_;
   }
   report(violations, handler);

@@ -79,11 +79,10 @@ class HappensBefore {
   // stands for.
   Clock copy(const std::string& name, const std::vector<Clock>& after, Range reads, Range writes);
 
-  // An access by a stream, or by the host, at its present point.
-  void access(Actor actor, Kind kind, Range range);
-
-  // A free by `stream` that came when all streams that had used the memory were done, whichever streams they were.
-  void free_once_idle(Actor stream, Range range);
+  // An access by a stream, or by the host, at its present point. kAllStreams: a free that came when all streams that
+  // had used the memory were done, whichever streams they were.
+  enum class Behind : bool { kItself, kAllStreams };
+  void access(Actor actor, Kind kind, Range range, Behind behind = Behind::kItself);
 
   // These bytes go back to the system: later memory at their addresses is other memory.
   void forget(Range range);

@@ -66,11 +66,9 @@ void watch(const allocator::TraceEntry& entry) {
       break;
     case Action::FREE_COMPLETED: {
       const HappensBefore::Actor stream = actors().of(entry.device_, static_cast<cudaStream_t>(entry.stream_));
-      if (call_of(entry) == requested_by) {
-        HappensBefore::instance().access(stream, HappensBefore::Kind::kFree, range);
-      } else {
-        HappensBefore::instance().free_once_idle(stream, range);
-      }
+      const auto behind =
+          call_of(entry) == requested_by ? HappensBefore::Behind::kItself : HappensBefore::Behind::kAllStreams;
+      HappensBefore::instance().access(stream, HappensBefore::Kind::kFree, range, behind);
       break;
     }
     case Action::SEGMENT_FREE:

@@ -48,10 +48,6 @@ DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t>
       out_(IoQueue::make(engine, *file_, "ebb-out").release()),
       in_(IoQueue::make(engine, *file_, "ebb-in").release()) {}
 
-c10::Device DiskTier::device() const { return {c10::kCPU}; }
-
-c10::Stream DiskTier::current_stream() const { return c10::Stream(c10::Stream::DEFAULT, device()); }
-
 Ticket DiskTier::record(c10::Stream stream) {
   require_cpu(stream);
   return nullptr;
@@ -98,8 +94,6 @@ c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   return {start, whole.release(), &delete_data_ptr, device()};
 }
 
-std::optional<Block> DiskTier::try_acquire(std::size_t bytes) { return pool_->try_acquire(bytes); }
-
 // The calling thread is the compute stream, so the work of the streams in `after` is over.
 Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
   TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
@@ -124,8 +118,6 @@ Ticket DiskTier::copy_in(void* to, const Block& from, const After& after) {
       .trace = trace_.get(),
   });
 }
-
-PoolStats DiskTier::pool_stats() const { return pool_->stats(); }
 
 StallStats DiskTier::stall_stats() const {
   constexpr double kMsPerNs = 1e-6;

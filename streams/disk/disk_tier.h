@@ -42,16 +42,13 @@ class DiskTier final : public Tier {
   DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
            std::shared_ptr<Trace> trace = nullptr);
 
-  [[nodiscard]] c10::Device device() const override;
-  [[nodiscard]] c10::Stream current_stream() const override;
+  [[nodiscard]] c10::Device device() const override { return {c10::kCPU}; }
+  [[nodiscard]] c10::Stream current_stream() const override { return c10::Stream(c10::Stream::DEFAULT, device()); }
   [[nodiscard]] Ticket record(c10::Stream stream) override;
-
-  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override;
-
+  [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes) override { return pool_->try_acquire(bytes); }
   Ticket copy_out(const Block& to, const void* from, const After& after) override;
   Ticket copy_in(void* to, const Block& from, const After& after) override;
-
-  [[nodiscard]] PoolStats pool_stats() const override;
+  [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
   [[nodiscard]] StallStats stall_stats() const override;
 
   // Why the system last refused to extend the spill file: a full disk, a quota, a file size limit. No error (false)

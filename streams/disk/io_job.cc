@@ -55,18 +55,15 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
     error_ = std::move(error);
   }
   --chunks_left_;
-  if (chunks_left_ == 0 || (!in_force(WaitPoint::kDiskLastPart) && !completion_->done())) {
-    finish(error_);
+  if (chunks_left_ > 0 && (in_force(WaitPoint::kDiskLastPart) || completion_->done())) {
+    return;
   }
-}
-
-void IoJob::finish(std::exception_ptr error) noexcept {
   if (request_.trace != nullptr) {
     const bool out = request_.kind == IoKind::kWrite;
     request_.trace->add(out ? "copy out" : "copy in", out ? TraceTrack::kOutLane : TraceTrack::kInLane, begin_,
                         std::chrono::steady_clock::now(), request_.bytes);
   }
-  completion_->finish(std::move(error));
+  completion_->finish(error_);
 }
 
 }  // namespace ebb

@@ -53,8 +53,6 @@ class IoJob {
   void finish_chunk(std::exception_ptr error) noexcept;
 
  private:
-  void finish(std::exception_ptr error) noexcept;
-
   IoRequest request_;
   std::size_t bytes_handed_out_ = 0;
   TraceSpan::Time begin_;  // set where there is a trace

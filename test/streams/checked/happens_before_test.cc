@@ -147,21 +147,21 @@ TEST_CASE("a checked tier reports a wait that its caller has forgotten, and noth
 TEST_CASE_METHOD(World, "memory that is freed once its users are idle comes behind every stream, and behind no copy") {
   order.access(other, Kind::kRead, kTarget);
   SECTION("a stream") {
-    order.free_once_idle(stream, kTarget);
+    order.access(stream, Kind::kFree, kTarget, HappensBefore::Behind::kAllStreams);
     CHECK(violations().empty());
   }
   SECTION("a copy that a stream has waited for") {
     order.join(other, order.copy("copy in", {}, kBlock, kSource));
-    order.free_once_idle(stream, kSource);
+    order.access(stream, Kind::kFree, kSource, HappensBefore::Behind::kAllStreams);
     CHECK(violations().empty());
   }
   SECTION("a copy that none has waited for") {
     static_cast<void>(order.copy("copy in", {}, kBlock, kSource));
-    order.free_once_idle(stream, kSource);
+    order.access(stream, Kind::kFree, kSource, HappensBefore::Behind::kAllStreams);
     CHECK(violations().size() == 1);
   }
   SECTION("what comes after it") {
-    order.free_once_idle(stream, kTarget);
+    order.access(stream, Kind::kFree, kTarget, HappensBefore::Behind::kAllStreams);
     order.access(other, Kind::kRead, kTarget);
     CHECK(violations().size() == 1);
   }
