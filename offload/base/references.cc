@@ -22,8 +22,6 @@ std::size_t references_to(const c10::Storage& of) { return count(of.use_count(),
 
 std::size_t references_to(const at::TensorBase& of) { return count(of.use_count(), *of.unsafeGetTensorImpl()); }
 
-std::size_t references_to(const c10::intrusive_ptr<c10::StorageImpl>& of) { return count(of.use_count(), *of); }
-
 std::size_t references_to(const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& of) {
   return count(of.use_count(), *of);
 }

@@ -13,7 +13,6 @@ namespace ebb {
 // Threads: any; another thread may change the number meanwhile. Takes no lock.
 [[nodiscard]] std::size_t references_to(const c10::Storage& of);
 [[nodiscard]] std::size_t references_to(const at::TensorBase& of);
-[[nodiscard]] std::size_t references_to(const c10::intrusive_ptr<c10::StorageImpl>& of);
 [[nodiscard]] std::size_t references_to(const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& of);
 
 }  // namespace ebb

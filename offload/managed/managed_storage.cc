@@ -228,8 +228,7 @@ void ManagedStorage::wait_for_copies_at_home() {
 void* ManagedStorage::begin_use_at_home() {
   Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
-  const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) &&
-                          !std::ranges::all_of(home_.gates(), [](const Ticket& copy) { return is_done(copy); });
+  const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) && !std::ranges::all_of(home_.gates(), is_done);
   if (uses_ > 0 || are_copied || !tier_.blocks_are_memory()) {
     return nullptr;
   }
@@ -467,15 +466,12 @@ bool ManagedStorage::is_replaced_while_away_locked(c10::StorageImpl& storage) co
 
 // kInstalled -> kReleased where the program has resized the storage, or given it other memory.
 void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
-  if (state_ == State::kInstalled && !is_as_installed_locked(storage)) {
+  const bool is_as_installed = data_without_checks(storage) == data_ && storage.nbytes() == bytes_;
+  if (state_ == State::kInstalled && !is_as_installed) {
     refuse_access(storage, false);
     state_ = State::kReleased;
     on_device_ = {};
   }
-}
-
-bool ManagedStorage::is_as_installed_locked(c10::StorageImpl& storage) const {
-  return data_without_checks(storage) == data_ && storage.nbytes() == bytes_;
 }
 
 }  // namespace ebb

@@ -161,7 +161,6 @@ class ManagedStorage {
   [[nodiscard]] c10::DataPtr drop_locked() noexcept EBB_REQUIRES(mutex_);
   [[nodiscard]] bool is_replaced_while_away_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
   void release_if_replaced_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
-  [[nodiscard]] bool is_as_installed_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
 
   Tier& tier_;
   Gauges& gauges_;

@@ -50,8 +50,6 @@ void Stash::sweep() noexcept {
   }
 }
 
-void Stash::drain() noexcept { shrink_to(0); }
-
 void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
   while (gauge_.now_bytes() > limit_bytes) {
     std::optional<Wait> oldest;

@@ -46,7 +46,7 @@ class Stash {
   void release(const c10::Storage& source) noexcept;
 
   // Makes the sources' streams wait for all copies and lets go of all sources.
-  void drain() noexcept;
+  void drain() noexcept { shrink_to(0); }
 
   [[nodiscard]] const Gauge& gauge() const { return gauge_; }
   [[nodiscard]] Gauge& gauge() { return gauge_; }

@@ -27,8 +27,6 @@ Block& Block::operator=(Block&& other) noexcept {
   return *this;
 }
 
-Block::~Block() { give_back(); }
-
 void Block::gate(WaitPoint why, Ticket ticket) {
   std::erase_if(gates_, is_done);  // or a graph that is used repeatedly would gather a ticket for each use
   if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {

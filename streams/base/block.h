@@ -24,7 +24,7 @@ class Block {
   Block& operator=(Block&& other) noexcept;
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  ~Block();
+  ~Block() { give_back(); }
 
   // A pointer's value for host memory, an offset in bytes for a file.
   [[nodiscard]] std::uint64_t address() const { return address_; }

@@ -18,8 +18,6 @@ std::size_t round_up(std::size_t bytes) { return round_down(bytes + (BlockPool::
 
 }  // namespace
 
-void Backing::discard(Range /*range*/) noexcept {}
-
 BlockPool::BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes)
     : capacity_bytes_(capacity_bytes), backing_(backing.release()) {}
 

@@ -32,7 +32,7 @@ class Backing {
 
   // Told of bytes that nobody uses any more: they were released, all their gates are done, and their content is not
   // needed. Called before the bytes can be leased again, by any thread, and by several at once for different bytes.
-  virtual void discard(Range range) noexcept;
+  virtual void discard(Range /*range*/) noexcept {}
 };
 
 // Leases exact sizes (rounded up to 4 KiB, never to a power of two) out of a backing that grows on demand up to a

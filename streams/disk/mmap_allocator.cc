@@ -71,8 +71,6 @@ c10::DataPtr MmapAllocator::allocate(std::size_t bytes) {
   return {data, data, &release, c10::Device(c10::kCPU)};
 }
 
-c10::DeleterFnPtr MmapAllocator::raw_deleter() const { return &release; }
-
 void MmapAllocator::copy_data(void* to, const void* from, std::size_t bytes) const {
   default_copy_data(to, from, bytes);
 }

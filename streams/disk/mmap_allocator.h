@@ -52,7 +52,7 @@ class MmapAllocator final : public c10::Allocator {
   static bool install();
 
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) override;
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override;
 
   // Bytes of mapped blocks.

@@ -71,10 +71,6 @@ bool lies_in_memory(int fd) {
 
 }  // namespace
 
-SpillFile::SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
-
-SpillFile::SpillFile(const SpillFolder& folder, FileDescriptor file) : SpillFile(folder.path(), std::move(file)) {}
-
 SpillFile::SpillFile(std::filesystem::path folder, FileDescriptor file)
     : folder_(std::move(folder)),
       fd_(std::move(file)),

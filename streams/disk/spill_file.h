@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "streams/base/block_pool.h"
 #include "streams/disk/file_descriptor.h"
@@ -23,9 +24,9 @@ class SpillFile final : public Backing {
  public:
   // Throws what SpillFolder throws when no file can be made there.
   explicit SpillFile(const std::filesystem::path& folder) : SpillFile(SpillFolder(folder)) {}
-  explicit SpillFile(const SpillFolder& folder);
+  explicit SpillFile(const SpillFolder& folder) : SpillFile(folder, folder.make_file()) {}
   // `file`: a new file of this folder.
-  SpillFile(const SpillFolder& folder, FileDescriptor file);
+  SpillFile(const SpillFolder& folder, FileDescriptor file) : SpillFile(folder.path(), std::move(file)) {}
 
   // A file in memory, which has no name either and is not on any disk. Throws std::system_error.
   [[nodiscard]] static std::unique_ptr<SpillFile> in_memory();

@@ -23,8 +23,6 @@ ThreadIo::ThreadIo(const SpillFile& file, const std::string& thread_name) {
   }
 }
 
-ThreadIo::~ThreadIo() { backlog_.close(); }
-
 void ThreadIo::work(const SpillFile& file, const std::string& thread_name) noexcept {
   ::pthread_setname_np(::pthread_self(), thread_name.c_str());
   IoSlot slot(file);

@@ -17,7 +17,7 @@ namespace ebb {
 class ThreadIo final : public IoQueue {
  public:
   ThreadIo(const SpillFile& file, const std::string& thread_name);
-  ~ThreadIo() override;
+  ~ThreadIo() override { backlog_.close(); }
 
  private:
   static constexpr int kThreads = 8;

@@ -16,8 +16,6 @@ UringIo::Ring::Ring() {
   }
 }
 
-UringIo::Ring::~Ring() { ::io_uring_queue_exit(&ring_); }
-
 std::error_code UringIo::refusal() {
   static const std::error_code refusal = probe();
   return refusal;
@@ -51,8 +49,6 @@ UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(fi
   }
   thread_ = std::jthread([this, thread_name] { work(thread_name); });
 }
-
-UringIo::~UringIo() { backlog_.close(); }
 
 void UringIo::work(const std::string& thread_name) noexcept {
   ::pthread_setname_np(::pthread_self(), thread_name.c_str());

@@ -29,7 +29,7 @@ class UringIo final : public IoQueue {
 
   // Throws std::system_error when io_uring is refused.
   UringIo(const SpillFile& file, const std::string& thread_name);
-  ~UringIo() override;
+  ~UringIo() override { backlog_.close(); }
 
  private:
   class Ring {
@@ -37,7 +37,7 @@ class UringIo final : public IoQueue {
     Ring();
     Ring(const Ring&) = delete;
     Ring& operator=(const Ring&) = delete;
-    ~Ring();
+    ~Ring() { ::io_uring_queue_exit(&ring_); }
     [[nodiscard]] io_uring* get() { return &ring_; }
 
    private:

@@ -61,8 +61,6 @@ CudaEvent::CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream) : pool_(
   }
 }
 
-CudaEvent::~CudaEvent() { pool_.give_back(event_); }
-
 // Leases call this while a graph unwinds after a kernel of the user's has failed, and at process exit: this must not
 // throw, and a device in error does no more work. The error itself stays for `synchronize` and the next launch to
 // report.

@@ -59,7 +59,7 @@ class CudaEventPool {
 class CudaEvent final : public Completion {
  public:
   CudaEvent(CudaEventPool& pool, c10::cuda::CUDAStream stream);
-  ~CudaEvent() override;
+  ~CudaEvent() override { pool_.give_back(event_); }
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 
