@@ -566,7 +566,7 @@ ManagedSet::Stored ManagedSet::oldest_leaving() noexcept {
   return leaving_.empty() ? nullptr : leaving_.front();
 }
 
-// Of what has arrived, stayed or come back, unless it leaves once more: an entry would keep the home after the program
+// Of what has arrived, stayed or come back, unless it leaves once more. An entry would keep the home after the program
 // has let go of the storage. The caller's reference outlives the lock, so no storage ends under it.
 void ManagedSet::forget_leaving(const Stored& storage) noexcept {
   const MutexLock lock(mutex_);

@@ -252,7 +252,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
   std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
-  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;  // the bytes of the largest storage so far
+  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;     // the bytes of the largest storage so far
   // Of evicted storages, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };

@@ -69,9 +69,9 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
 
   // kResident -> kOffDevice. `stream`: the stream that made the bytes; this stream is made to wait for the copy, so
   // that the memory can be let go at once. Returns false, and does nothing, where the storage is not resident, waits
-  // for a deferred copy, has changed since its save, is used by others too, is locked, or finds no room in the tier.
-  // Throws the tier's error if the copy cannot be started. Waits for no lock under which device memory is asked for,
-  // because the caller may hold the device allocator's lock.
+  // for a deferred copy or has changed since its save. The same goes for a storage that others use, too, that is
+  // locked, or that finds no room in the tier. Throws the tier's error if the copy cannot be started. Waits for no lock
+  // under which device memory is asked for, because the caller may hold the device allocator's lock.
   [[nodiscard]] bool evict(c10::Stream stream);
 
   // kResident -> kOffDevice: starts the copy out, behind the work given to `stream` so far, and hands the source to the
@@ -94,9 +94,9 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
   // the source if it is still alive. `held_bytes`: with a plan, the most bytes that ebb may hold on the device with
   // this copy, without what recipes and second runs of regions have made; this bound then takes the place of the
   // window's. Returns false if there is no room or the copy cannot be started; backward then fetches the bytes when it
-  // asks for them. With Prefetcher::sources_beside_window sources that are alive take no room in the window. Where the
-  // stash's limit, which then bounds them, is reached, the call returns true and keeps nothing: the source may still be
-  // alive when backward asks.
+  // asks for them. With Prefetcher::sources_beside_window sources that are alive take no room in the window. Over the
+  // stash's limit, which then bounds them, the call returns true and keeps nothing: the source may live until backward
+  // asks.
   bool prefetch(std::optional<std::uint64_t> held_bytes);
 
   // kRestored -> kOffDevice, if the copy is an unclaimed prefetch, unless another thread is just about to use the copy.

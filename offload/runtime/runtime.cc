@@ -88,15 +88,14 @@ void Runtime::count_kept(KeptReason reason, const at::Tensor& tensor) {
   residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
 }
 
-Runtime::Entry Runtime::enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step) {
+// The storage's SavedStorage, and whether it is new.
+std::pair<std::shared_ptr<SavedStorage>, bool> Runtime::enter(StorageTable& table, const at::Tensor& tensor,
+                                                              const std::shared_ptr<SavedStep>& step) {
   const c10::Storage& storage = tensor.storage();
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  Entry entry;
-  entry.saved = table.find_or_insert(
-      storage, VersionId(version),
-      [&] { return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version); },
-      entry.is_new);
-  return entry;
+  return table.find_or_insert(storage, VersionId(version), [&] {
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version);
+  });
 }
 
 void Runtime::count_save(const SavedStorage& saved, bool is_new) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -100,11 +101,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void log_summary() noexcept;
 
  private:
-  struct Entry {
-    std::shared_ptr<SavedStorage> saved;
-    bool is_new = false;
-  };
-  Entry enter(StorageTable& table, const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step);
+  std::pair<std::shared_ptr<SavedStorage>, bool> enter(StorageTable& table, const at::Tensor& tensor,
+                                                       const std::shared_ptr<SavedStep>& step);
   void count_save(const SavedStorage& saved, bool is_new);
   void stay(SavedStorage& saved, KeptReason reason);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);

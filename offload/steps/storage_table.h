@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 
 #include <c10/core/Storage.h>
 
@@ -21,22 +22,21 @@ class SavedStorage;
 // Threads: every member may be called from any thread.
 class StorageTable {
  public:
-  // Returns the storage's SavedStorage in this version. If there is none, the result of `make()` is entered and
-  // returned, and `inserted` is set. A storage whose memory was resized or swapped since counts as another storage,
-  // even where the version has not changed. `make` runs under the table's lock.
+  // Returns the storage's SavedStorage in this version, and false. If there is none, the result of `make()` is entered
+  // and returned, and true. A storage whose memory was resized or swapped since counts as another storage, even where
+  // the version has not changed. `make` runs under the table's lock.
   template <typename Make>
-  std::shared_ptr<SavedStorage> find_or_insert(const c10::Storage& storage, const VersionId& version, Make make,
-                                               bool& inserted) {
+  std::pair<std::shared_ptr<SavedStorage>, bool> find_or_insert(const c10::Storage& storage, const VersionId& version,
+                                                                Make make) {
     const MutexLock lock(mutex_);
     Entry& entry = entries_[storage.unsafeGetStorageImpl()];
     const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
-    std::shared_ptr<SavedStorage> known = same ? entry.saved.lock() : nullptr;
-    inserted = known == nullptr;
-    if (inserted) {
-      known = make();
-      entry = {known, known.get(), version, storage.data(), storage.nbytes()};
+    if (std::shared_ptr<SavedStorage> known = same ? entry.saved.lock() : nullptr) {
+      return {std::move(known), false};
     }
-    return known;
+    std::shared_ptr<SavedStorage> made = make();
+    entry = {made, made.get(), version, storage.data(), storage.nbytes()};
+    return {std::move(made), true};
   }
 
   // The storage's SavedStorage in this version; null for none.

@@ -1,7 +1,6 @@
 #include "offload/tensors/version_check.h"
 
 #include <sstream>
-#include <utility>
 
 #include <ATen/core/Formatting.h>
 #include <ATen/core/Tensor.h>
@@ -47,10 +46,7 @@ void VersionCheck::check(const at::Tensor& like) const {
   TORCH_CHECK(false, message.str());
 }
 
-at::Tensor VersionCheck::saved() const {
-  auto alive = saved_.lock();
-  return alive ? at::Tensor(std::move(alive)) : at::Tensor();
-}
+at::Tensor VersionCheck::saved() const { return at::Tensor(saved_.lock()); }
 
 // The node that LibTorch's error names: the node that made what the tensor holds now. If the saving node saved its own
 // output, LibTorch names the saving node, which is the node that runs while its saves are unpacked.

@@ -33,7 +33,9 @@ void RangeAllocator::add(std::uint64_t address, std::size_t bytes, std::vector<T
   } else if (touches_next) {
     change(next, address, bytes + next->second);
   } else {
-    insert(address, bytes);
+    ranges_.emplace(address, bytes);
+    by_size_.emplace(bytes, address);
+    free_bytes_ += bytes;
   }
 }
 
@@ -60,12 +62,6 @@ std::vector<Ticket> RangeAllocator::gates() const {
     join(all, gated.gates);
   }
   return all;
-}
-
-void RangeAllocator::insert(std::uint64_t address, std::size_t bytes) {
-  ranges_.emplace(address, bytes);
-  by_size_.emplace(bytes, address);
-  free_bytes_ += bytes;
 }
 
 // Reuses the maps' nodes, so that a pool that leases and takes back for ever allocates nothing.

@@ -50,7 +50,6 @@ class RangeAllocator {
   };
   using Ranges = std::map<std::uint64_t, std::size_t>;  // address -> bytes
 
-  void insert(std::uint64_t address, std::size_t bytes);
   void change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept;
   void erase(Ranges::iterator at);
   [[nodiscard]] std::vector<Ticket> gates_of(std::uint64_t begin, std::uint64_t end) const;

@@ -17,11 +17,9 @@ class IoBacklog {
   // Requires that the backlog is not closed.
   void push(std::shared_ptr<IoJob> job);
 
-  // Waits for a job. Null when the backlog is closed and empty.
-  [[nodiscard]] std::shared_ptr<IoJob> pop();
-
-  // Null when no job is there right now.
-  [[nodiscard]] std::shared_ptr<IoJob> try_pop();
+  // kYes: waits for a job, unless the backlog is closed. Null when no job is there.
+  enum class Wait : bool { kNo, kYes };
+  [[nodiscard]] std::shared_ptr<IoJob> pop(Wait wait);
 
   // Says that no job will follow; jobs that are here are still handed out.
   void close() noexcept;

@@ -39,7 +39,7 @@ bool ThreadIo::start_next(IoSlot& slot) {
     const MutexLock lock(next_mutex_);
     while (!chunk.has_value()) {
       if (current_ == nullptr) {
-        current_ = backlog_.pop();
+        current_ = backlog_.pop(IoBacklog::Wait::kYes);
         if (current_ == nullptr) {
           return false;
         }

@@ -76,7 +76,7 @@ void UringIo::start_chunks() {
 bool UringIo::start_one() {
   while (true) {
     if (current_ == nullptr) {
-      current_ = busy_ > 0 ? backlog_.try_pop() : backlog_.pop();
+      current_ = backlog_.pop(busy_ > 0 ? IoBacklog::Wait::kNo : IoBacklog::Wait::kYes);
       if (current_ == nullptr) {
         return false;
       }
