@@ -14,7 +14,7 @@ Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, Regio
   if (const std::optional<KeptReason> reason = runtime.passed_through(tensor)) {
     runtime.count_kept(*reason, tensor);
     if (reason == KeptReason::kPolicy) {
-      held_.emplace(runtime.hold_passed_through(tensor.storage().nbytes()));
+      held_.emplace(runtime.residency().ledger().hold(tensor.storage().nbytes(), runtime.decider().passed_through()));
     }
     saved_.emplace(tensor);
     return;

@@ -188,7 +188,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
       "memory that comes and goes");
   const bool waits = !std::ranges::all_of(uses, [](const Use& use) { return use.storage->is_installed(); });
   const std::shared_ptr<StepRecorder> recorder = waits ? recorder_on(stream) : nullptr;
-  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
+  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::kManaged);
   begin_operation();
   bool is_news = false;
   for (const Use& use : uses) {
@@ -220,7 +220,7 @@ void ManagedSet::end(std::span<const Use> uses) noexcept {
 void ManagedSet::prefetch() noexcept {
   const WithoutInterpreterLock without;
   const std::shared_ptr<StepRecorder> recorder = recorder_on(residency_->tier().current_stream());
-  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::ForManaged{});
+  const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::kManaged);
   try {
     static_cast<void>(prefetch_expected(CopiesHome::kBlock, 1));
   } catch (...) {

@@ -249,7 +249,7 @@ class StepRecorder::Clock {
       const double span = now - closed_.begin_ms;
       own_ms_ = span - closed_.inside_ms;
       (open_.empty() ? pauses_ms_ : open_.back().inside_ms) += span;
-      if (!open_.empty() && mark.index == kManaged) {  // amid the operations that the outer pause runs
+      if (!open_.empty() && mark.index == ClockPause::kManaged) {  // amid the operations that the outer pause runs
         open_.back().peak_bytes = std::max(open_.back().peak_bytes, closed_.peak_bytes);
       }
     }
@@ -350,15 +350,12 @@ StepRecord StepRecorder::record() const {
   return result;
 }
 
-StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe) noexcept
-    : recorder_(recorder), index_(recipe.value_or(kNoRecipe)) {
+StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, std::uint32_t index) noexcept
+    : recorder_(recorder), index_(index) {
   if (recorder_ != nullptr) {
     recorder_->mark(What::kPause, index_);
   }
 }
-
-StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, ForManaged /*what*/) noexcept
-    : ClockPause(recorder, std::optional(kManaged)) {}
 
 StepRecorder::ClockPause::~ClockPause() {
   if (recorder_ != nullptr) {

@@ -97,18 +97,16 @@ class StepRecorder {
   // The time from the first mark to the last, and the most device memory in use. Called after finish().
   [[nodiscard]] StepCost cost() const;
 
-  // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `recipe`: the index of the
-  // storage whose recipe runs in the pause. Pauses nest; the pauses inside of a recipe's are for its inputs, or are
-  // waits for managed storages amid its operations.
+  // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `index`: of the storage
+  // whose recipe runs in the pause, or kManaged for a wait for managed storages. Pauses nest; the pauses inside of a
+  // recipe's are for its inputs, or are waits for managed storages amid its operations or a region's.
   class ClockPause {
    public:
+    static constexpr std::uint32_t kNoRecipe = 0xFFFFFFFF;
+    static constexpr std::uint32_t kManaged = 0xFFFFFFFE;
+
     // `recorder`: null for no effect.
-    explicit ClockPause(StepRecorder* recorder, std::optional<std::uint32_t> recipe = std::nullopt) noexcept;
-
-    // A wait for managed storages, which may come amid the operations of a recipe or a region.
-    struct ForManaged {};
-    ClockPause(StepRecorder* recorder, ForManaged what) noexcept;
-
+    explicit ClockPause(StepRecorder* recorder, std::uint32_t index = kNoRecipe) noexcept;
     ~ClockPause();
     ClockPause(const ClockPause&) = delete;
     ClockPause& operator=(const ClockPause&) = delete;
@@ -120,9 +118,7 @@ class StepRecorder {
 
  private:
   enum class What : std::uint8_t { kSaved, kIdle, kNeeded, kReleased, kBackward, kEnd, kPause, kPauseEnd };
-  static constexpr std::uint32_t kNoRecipe = 0xFFFFFFFF;
-  static constexpr std::uint32_t kManaged = 0xFFFFFFFE;
-  static constexpr bool is_recipe(std::uint32_t index) { return index < kManaged; }
+  static constexpr bool is_recipe(std::uint32_t index) { return index < ClockPause::kManaged; }
 
   struct Mark {
     What what;

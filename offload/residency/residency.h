@@ -47,9 +47,8 @@ class Residency {
   [[nodiscard]] Ledger& ledger() { return ledger_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
-  [[nodiscard]] Gauge& retained() {
-    return retained_;
-  }  // sources that a prefetch keeps for backward, beside the window; bounded as the stash
+  // Of sources that a prefetch keeps for backward, beside the window; bounded as the stash.
+  [[nodiscard]] Gauge& retained() { return retained_; }
   [[nodiscard]] EvictionQueue& eviction_queue() { return eviction_queue_; }
 
   // The empty storage of tensors that only carry sizes and flags.

@@ -41,8 +41,6 @@ PlanDecider::PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLif
                          Residency& residency)
     : Decider(std::move(policy), steps, residency), lifecycle_(std::move(lifecycle)) {}
 
-PlanDecider::~PlanDecider() = default;
-
 void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
   found_no_room_ = true;
   if (step.plan() != nullptr && !warned_of_no_room_.exchange(true)) {

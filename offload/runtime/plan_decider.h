@@ -20,7 +20,6 @@ class PlanDecider final : public Decider {
   // `policy`: the PlannedPolicy of `lifecycle`.
   PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> lifecycle, Steps& steps,
               Residency& residency);
-  ~PlanDecider() override;
 
   // Where leaves may be sharded, not what is computed from leaves. FSDP2 frees a parameter's memory after the forward
   // pass of the parameter's module, and fills memory again before the module's backward: without a new version, and

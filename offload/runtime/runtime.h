@@ -12,7 +12,6 @@
 #include "offload/managed/managed_set.h"
 #include "offload/options.h"
 #include "offload/parameters.h"
-#include "offload/report/device_account.h"
 #include "offload/residency/residency.h"
 #include "offload/runtime/decider.h"
 #include "offload/runtime/exclusions.h"
@@ -69,12 +68,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Counts a save that passes through. `tensor` need not have a storage.
   void count_kept(KeptReason reason, const at::Tensor& tensor);
-
-  // Counts the bytes of a save that is passed through as held on the device until the result is destroyed. The result
-  // may outlive the Runtime.
-  [[nodiscard]] DeviceAccount::Held hold_passed_through(std::uint64_t bytes) {
-    return {residency_.ledger().account(), bytes, decider_->passed_through()};
-  }
 
   // When the copy of a newly saved storage starts.
   enum class Start : std::uint8_t {

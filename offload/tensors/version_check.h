@@ -34,9 +34,7 @@ class VersionCheck {
 
   // The tensor that was saved, if the program still has it; else undefined.
   [[nodiscard]] at::Tensor saved() const;
-  [[nodiscard]] const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& weak() const {
-    return saved_;
-  }
+  [[nodiscard]] const auto& weak() const { return saved_; }
 
  private:
   [[nodiscard]] NodePtr producer() const;
