@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include <c10/core/Stream.h>
 
 namespace ebb {
@@ -8,14 +10,15 @@ namespace ebb {
 // Guards nest. A guard is neither copied nor moved: it restores the state of the thread and scope where it began.
 class SimulatedStreamGuard {
  public:
-  explicit SimulatedStreamGuard(c10::StreamId stream);
-  ~SimulatedStreamGuard();
+  explicit SimulatedStreamGuard(c10::StreamId stream) : previous_(std::exchange(current_, stream)) {}
+  ~SimulatedStreamGuard() { current_ = previous_; }
   SimulatedStreamGuard(const SimulatedStreamGuard&) = delete;
   SimulatedStreamGuard& operator=(const SimulatedStreamGuard&) = delete;
 
-  [[nodiscard]] static c10::StreamId current();
+  [[nodiscard]] static c10::StreamId current() { return current_; }
 
  private:
+  static inline thread_local c10::StreamId current_ = 0;
   const c10::StreamId previous_;
 };
 

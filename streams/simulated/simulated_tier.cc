@@ -1,5 +1,6 @@
 #include "streams/simulated/simulated_tier.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -8,12 +9,38 @@
 #include <c10/util/Exception.h>
 
 #include "streams/base/fault_point.h"
-#include "streams/simulated/simulated_backing.h"
 #include "streams/simulated/simulated_stream_guard.h"
 
 namespace ebb {
 
 namespace {
+
+// Ordinary host memory for a pool, in which bytes that nobody uses any more are poisoned with 0xFF at once.
+//
+// Threads: as Backing.
+class SimulatedBacking final : public Backing {
+ public:
+  std::optional<Range> grow(std::size_t bytes) override {
+    void* const memory =
+        fails(FaultPoint::kPinnedAllocation) ? nullptr : std::aligned_alloc(BlockPool::kAlignment, bytes);
+    if (memory == nullptr) {
+      return std::nullopt;
+    }
+    slabs_.emplace_back(memory);
+    return Range{reinterpret_cast<std::uint64_t>(memory), bytes};
+  }
+
+  void discard(Range range) noexcept override {
+    std::memset(reinterpret_cast<void*>(range.address), 0xFF, range.bytes);
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const noexcept { std::free(memory); }
+  };
+
+  std::vector<std::unique_ptr<void, Free>> slabs_;
+};
 
 // The context of a DataPtr of the tier.
 struct Allocation {
