@@ -13,7 +13,6 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include "offload/base/autograd_info.h"
-#include "offload/recompute/recipe_table.h"
 
 namespace ebb {
 namespace {

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include "offload/recompute/ingredients.h"
+#include "offload/recompute/recipe_table.h"
 #include "offload/residency/recipe.h"
 #include "policy/policy.h"
 

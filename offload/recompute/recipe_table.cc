@@ -54,16 +54,23 @@ class Gathering {
   bool complete_ = true;
 };
 
-std::optional<Ingredients> memory_bound(Gathering gathering, const SavedVariable& self, Ingredients::Forward forward) {
+std::optional<Ingredients> memory_bound(const SavedVariable& self, Ingredients::Forward forward) {
+  Gathering gathering;
   gathering.need(self);
   return std::move(gathering).with(Recompute::kMemoryBound, std::move(forward));
 }
 
+// An operation that takes its input alone.
+template <typename Known, at::Tensor (*Forward)(const at::Tensor&)>
+std::optional<Ingredients> of_input(Node& node) {
+  return memory_bound(static_cast<Known&>(node).self_, [](Tensors in) { return Forward(in[0]); });
+}
+
 // An operation of two operands. Its node saves each operand for the gradient of the other, and so has both only if both
 // need a gradient.
-std::optional<Ingredients> of_two(Gathering gathering, Recompute cost, const SavedVariable& first,
-                                  const SavedVariable& second,
+std::optional<Ingredients> of_two(Recompute cost, const SavedVariable& first, const SavedVariable& second,
                                   at::Tensor (*forward)(const at::Tensor&, const at::Tensor&)) {
+  Gathering gathering;
   gathering.need(first);
   gathering.need(second);
   if (!gathering.complete()) {
@@ -75,87 +82,63 @@ std::optional<Ingredients> of_two(Gathering gathering, Recompute cost, const Sav
   return found;
 }
 
-std::optional<Ingredients> of(nodes::SiluBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::silu(in[0]); });
+std::optional<Ingredients> of(nodes::GeluBackward0& node) {
+  return memory_bound(node.self_, [how = node.approximate](Tensors in) { return at::gelu(in[0], how); });
 }
 
-std::optional<Ingredients> of(nodes::GeluBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
-                      [how = node.approximate](Tensors in) { return at::gelu(in[0], how); });
-}
-
-std::optional<Ingredients> of(nodes::MishBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::mish(in[0]); });
-}
-
-std::optional<Ingredients> of(nodes::HardswishBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::hardswish(in[0]); });
-}
-
-std::optional<Ingredients> of(nodes::SoftplusBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [beta = node.beta, threshold = node.threshold](Tensors in) {
+std::optional<Ingredients> of(nodes::SoftplusBackward0& node) {
+  return memory_bound(node.self_, [beta = node.beta, threshold = node.threshold](Tensors in) {
     return at::softplus(in[0], beta, threshold);
   });
 }
 
-std::optional<Ingredients> of(nodes::LeakyReluBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
-                      [slope = node.negative_slope](Tensors in) { return at::leaky_relu(in[0], slope); });
+std::optional<Ingredients> of(nodes::LeakyReluBackward0& node) {
+  return memory_bound(node.self_, [slope = node.negative_slope](Tensors in) { return at::leaky_relu(in[0], slope); });
 }
 
-std::optional<Ingredients> of(nodes::EluBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
-                      [alpha = node.alpha, scale = node.scale, input_scale = node.input_scale](Tensors in) {
-                        return at::elu(in[0], alpha, scale, input_scale);
-                      });
-}
-
-// relu6 makes this node, too.
-std::optional<Ingredients> of(nodes::HardtanhBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [least = node.min_val, most = node.max_val](Tensors in) {
-    return at::hardtanh(in[0], least, most);
+std::optional<Ingredients> of(nodes::EluBackward0& node) {
+  return memory_bound(node.self_, [alpha = node.alpha, scale = node.scale, input_scale = node.input_scale](Tensors in) {
+    return at::elu(in[0], alpha, scale, input_scale);
   });
 }
 
-std::optional<Ingredients> of(nodes::ClampBackward1& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
+// relu6 makes this node, too.
+std::optional<Ingredients> of(nodes::HardtanhBackward0& node) {
+  return memory_bound(
+      node.self_, [least = node.min_val, most = node.max_val](Tensors in) { return at::hardtanh(in[0], least, most); });
+}
+
+std::optional<Ingredients> of(nodes::ClampBackward1& node) {
+  return memory_bound(node.self_,
                       [least = node.min, most = node.max](Tensors in) { return at::clamp(in[0], least, most); });
 }
 
-std::optional<Ingredients> of(nodes::GluBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [dim = node.dim](Tensors in) { return at::glu(in[0], dim); });
+std::optional<Ingredients> of(nodes::GluBackward0& node) {
+  return memory_bound(node.self_, [dim = node.dim](Tensors in) { return at::glu(in[0], dim); });
 }
 
-std::optional<Ingredients> of(nodes::SinBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::sin(in[0]); });
+std::optional<Ingredients> of(nodes::PowBackward0& node) {
+  return memory_bound(node.self_, [exponent = node.exponent](Tensors in) { return at::pow(in[0], exponent); });
 }
 
-std::optional<Ingredients> of(nodes::CosBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_, [](Tensors in) { return at::cos(in[0]); });
-}
-
-std::optional<Ingredients> of(nodes::PowBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
-                      [exponent = node.exponent](Tensors in) { return at::pow(in[0], exponent); });
-}
-
-std::optional<Ingredients> of(nodes::ReflectionPad2DBackward0& node, Gathering gathering) {
-  return memory_bound(std::move(gathering), node.self_,
+std::optional<Ingredients> of(nodes::ReflectionPad2DBackward0& node) {
+  return memory_bound(node.self_,
                       [padding = node.padding](Tensors in) { return at::reflection_pad2d_symint(in[0], padding); });
 }
 
-std::optional<Ingredients> of(nodes::MulBackward0& node, Gathering gathering) {
-  return of_two(std::move(gathering), Recompute::kMemoryBound, node.self_, node.other_, at::mul);
+std::optional<Ingredients> of(nodes::MulBackward0& node) {
+  return of_two(Recompute::kMemoryBound, node.self_, node.other_, at::mul);
 }
 
-std::optional<Ingredients> of(nodes::DivBackward0& node, Gathering gathering) {
-  return of_two(std::move(gathering), Recompute::kMemoryBound, node.self_, node.other_, at::div);
+std::optional<Ingredients> of(nodes::DivBackward0& node) {
+  return of_two(Recompute::kMemoryBound, node.self_, node.other_, at::div);
 }
 
 // The node has 1 / rms of each row, but not the epsilon in it. CUDA's kernels compute weight * (rstd * x) in the
 // precision of rstd and round once (aten/src/ATen/native/cuda/layer_norm_kernel.cu); other devices do not make this
 // node.
-std::optional<Ingredients> of(nodes::FusedRmsNormBackward0& node, Gathering gathering) {
+std::optional<Ingredients> of(nodes::FusedRmsNormBackward0& node) {
+  Gathering gathering;
   gathering.need(node.input_);
   gathering.need(node.result1_);
   gathering.may_have(node.weight_);
@@ -172,12 +155,12 @@ std::optional<Ingredients> of(nodes::FusedRmsNormBackward0& node, Gathering gath
   });
 }
 
-std::optional<Ingredients> of(nodes::MmBackward0& node, Gathering gathering) {
-  return of_two(std::move(gathering), Recompute::kComputeBound, node.self_, node.mat2_, at::mm);
+std::optional<Ingredients> of(nodes::MmBackward0& node) {
+  return of_two(Recompute::kComputeBound, node.self_, node.mat2_, at::mm);
 }
 
-std::optional<Ingredients> of(nodes::BmmBackward0& node, Gathering gathering) {
-  return of_two(std::move(gathering), Recompute::kComputeBound, node.self_, node.mat2_, at::bmm);
+std::optional<Ingredients> of(nodes::BmmBackward0& node) {
+  return of_two(Recompute::kComputeBound, node.self_, node.mat2_, at::bmm);
 }
 
 bool convolves_as_before(const at::Tensor& input) {
@@ -192,7 +175,8 @@ bool has_bias(const nodes::ConvolutionBackward0& node) {
 }
 
 // Convolutions without bias only, because the node does not save a bias.
-std::optional<Ingredients> of(nodes::ConvolutionBackward0& node, Gathering gathering) {
+std::optional<Ingredients> of(nodes::ConvolutionBackward0& node) {
+  Gathering gathering;
   gathering.need(node.input_);
   gathering.need(node.weight_);
   if (!gathering.complete() || has_bias(node) || !convolves_as_before(gathering.shape(0))) {
@@ -213,7 +197,8 @@ std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
 // What all kinds of attention have in common. `call` gets the tensors (query, key, value and then, if the kind has a
 // mask, the mask), whether the attention is causal, and the scale.
 template <typename Attention, typename Call>
-std::optional<Ingredients> attention(const Attention& node, Gathering gathering, const SavedVariable* mask, Call call) {
+std::optional<Ingredients> attention(const Attention& node, const SavedVariable* mask, Call call) {
+  Gathering gathering;
   gathering.need(node.query_);
   gathering.need(node.key_);
   gathering.need(node.value_);
@@ -229,34 +214,30 @@ std::optional<Ingredients> attention(const Attention& node, Gathering gathering,
                                    });
 }
 
-std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionBackward0& node, Gathering gathering) {
-  return attention(node, std::move(gathering), nullptr, [](Tensors in, bool causal, std::optional<double> scale) {
+std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionBackward0& node) {
+  return attention(node, nullptr, [](Tensors in, bool causal, std::optional<double> scale) {
     return at::_scaled_dot_product_flash_attention(in[0], in[1], in[2], 0.0, causal, false, scale);
   });
 }
 
-std::optional<Ingredients> of(nodes::ScaledDotProductCudnnAttentionBackward0& node, Gathering gathering) {
-  return attention(node, std::move(gathering), &node.attn_bias_,
-                   [](Tensors in, bool causal, std::optional<double> scale) {
-                     return at::_scaled_dot_product_cudnn_attention(in[0], in[1], in[2], if_defined(in[3]), true, 0.0,
-                                                                    causal, false, scale);
-                   });
+std::optional<Ingredients> of(nodes::ScaledDotProductCudnnAttentionBackward0& node) {
+  return attention(node, &node.attn_bias_, [](Tensors in, bool causal, std::optional<double> scale) {
+    return at::_scaled_dot_product_cudnn_attention(in[0], in[1], in[2], if_defined(in[3]), true, 0.0, causal, false,
+                                                   scale);
+  });
 }
 
-std::optional<Ingredients> of(nodes::ScaledDotProductEfficientAttentionBackward0& node, Gathering gathering) {
-  return attention(node, std::move(gathering), &node.attn_bias_,
-                   [](Tensors in, bool causal, std::optional<double> scale) {
-                     return at::_scaled_dot_product_efficient_attention(in[0], in[1], in[2], if_defined(in[3]), true,
-                                                                        0.0, causal, scale);
-                   });
+std::optional<Ingredients> of(nodes::ScaledDotProductEfficientAttentionBackward0& node) {
+  return attention(node, &node.attn_bias_, [](Tensors in, bool causal, std::optional<double> scale) {
+    return at::_scaled_dot_product_efficient_attention(in[0], in[1], in[2], if_defined(in[3]), true, 0.0, causal,
+                                                       scale);
+  });
 }
 
-std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackward0& node, Gathering gathering) {
-  return attention(node, std::move(gathering), &node.attn_mask_,
-                   [](Tensors in, bool causal, std::optional<double> scale) {
-                     return at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0.0, causal,
-                                                                            if_defined(in[3]), scale);
-                   });
+std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackward0& node) {
+  return attention(node, &node.attn_mask_, [](Tensors in, bool causal, std::optional<double> scale) {
+    return at::_scaled_dot_product_flash_attention_for_cpu(in[0], in[1], in[2], 0.0, causal, if_defined(in[3]), scale);
+  });
 }
 
 using Of = std::optional<Ingredients> (*)(Node&);
@@ -270,21 +251,28 @@ class Locked : public Node {
 
 template <typename... Known>
 std::unordered_map<std::type_index, Of> table_of() {
-  return {{typeid(Known), [](Node& node) { return of(static_cast<Known&>(node), Gathering()); }}...};
+  return {{typeid(Known), [](Node& node) { return of(static_cast<Known&>(node)); }}...};
 }
 
 }  // namespace
 
 std::optional<Ingredients> ingredients(Node& node) {
-  static const auto* const table = new auto(
-      table_of<nodes::SiluBackward0, nodes::GeluBackward0, nodes::MishBackward0, nodes::HardswishBackward0,
-               nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0, nodes::HardtanhBackward0,
-               nodes::ClampBackward1, nodes::GluBackward0, nodes::ReflectionPad2DBackward0, nodes::SinBackward0,
-               nodes::CosBackward0, nodes::PowBackward0, nodes::MulBackward0, nodes::DivBackward0,
-               nodes::FusedRmsNormBackward0, nodes::MmBackward0, nodes::BmmBackward0, nodes::ConvolutionBackward0,
-               nodes::ScaledDotProductFlashAttentionBackward0, nodes::ScaledDotProductCudnnAttentionBackward0,
-               nodes::ScaledDotProductEfficientAttentionBackward0,
-               nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
+  static const auto* const table = [] {
+    auto* const made = new auto(
+        table_of<nodes::GeluBackward0, nodes::SoftplusBackward0, nodes::LeakyReluBackward0, nodes::EluBackward0,
+                 nodes::HardtanhBackward0, nodes::ClampBackward1, nodes::GluBackward0, nodes::ReflectionPad2DBackward0,
+                 nodes::PowBackward0, nodes::MulBackward0, nodes::DivBackward0, nodes::FusedRmsNormBackward0,
+                 nodes::MmBackward0, nodes::BmmBackward0, nodes::ConvolutionBackward0,
+                 nodes::ScaledDotProductFlashAttentionBackward0, nodes::ScaledDotProductCudnnAttentionBackward0,
+                 nodes::ScaledDotProductEfficientAttentionBackward0,
+                 nodes::ScaledDotProductFlashAttentionForCpuBackward0>());
+    made->emplace(typeid(nodes::SiluBackward0), &of_input<nodes::SiluBackward0, at::silu>);
+    made->emplace(typeid(nodes::MishBackward0), &of_input<nodes::MishBackward0, at::mish>);
+    made->emplace(typeid(nodes::HardswishBackward0), &of_input<nodes::HardswishBackward0, at::hardswish>);
+    made->emplace(typeid(nodes::SinBackward0), &of_input<nodes::SinBackward0, at::sin>);
+    made->emplace(typeid(nodes::CosBackward0), &of_input<nodes::CosBackward0, at::cos>);
+    return made;
+  }();
   const auto known = table->find(typeid(node));
   if (known == table->end()) {
     return std::nullopt;
