@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <span>
 
-#include "streams/disk/io_request.h"
+#include "streams/disk/io_job.h"
 #include "streams/disk/spill_file.h"
 
 namespace ebb {

@@ -11,6 +11,31 @@
 
 namespace ebb {
 
+void IoBacklog::push(std::shared_ptr<IoJob> job) {
+  const MutexLock lock(mutex_);
+  jobs_.push_back(std::move(job));
+  changed_.notify_one();
+}
+
+std::shared_ptr<IoJob> IoBacklog::pop(Wait wait) {
+  const MutexLock lock(mutex_);
+  while (wait == Wait::kYes && !closed_ && jobs_.empty()) {
+    mutex_.wait(changed_);
+  }
+  if (jobs_.empty()) {
+    return nullptr;
+  }
+  std::shared_ptr<IoJob> first = std::move(jobs_.front());
+  jobs_.pop_front();
+  return first;
+}
+
+void IoBacklog::close() noexcept {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
 std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
   if (engine == IoEngine::kThreads) {  // io_uring is not even tried: a sandbox may end the process for the attempt
     return std::make_unique<ThreadIo>(file, thread_name);

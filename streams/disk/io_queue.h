@@ -1,12 +1,14 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 
+#include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
-#include "streams/disk/io_backlog.h"
-#include "streams/disk/io_request.h"
+#include "streams/disk/io_job.h"
 #include "streams/disk/spill_file.h"
 
 namespace ebb {
@@ -15,6 +17,28 @@ enum class IoEngine : std::uint8_t {
   kAuto,     // io_uring where the kernel permits it, else threads
   kUring,    // io_uring, or an error
   kThreads,  // a few threads that call pread and pwrite
+};
+
+// The jobs of one I/O queue that have not started, first in, first out.
+//
+// Threads: every member may be called from any thread.
+class IoBacklog {
+ public:
+  // Requires that the backlog is not closed.
+  void push(std::shared_ptr<IoJob> job);
+
+  // kYes: waits for a job, unless the backlog is closed. Null when no job is there.
+  enum class Wait : bool { kNo, kYes };
+  [[nodiscard]] std::shared_ptr<IoJob> pop(Wait wait);
+
+  // Says that no job will follow; jobs that are here are still handed out.
+  void close() noexcept;
+
+ private:
+  Mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<IoJob>> jobs_ EBB_GUARDED_BY(mutex_);
+  bool closed_ EBB_GUARDED_BY(mutex_) = false;
 };
 
 // One lane between memory and a spill file: takes requests from any thread and carries them out on threads of its own.

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "streams/base/block_pool.h"
-#include "streams/disk/file_descriptor.h"
 #include "streams/disk/spill_checksums.h"
 #include "streams/disk/spill_folder.h"
 

@@ -1,13 +1,34 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
-
-#include "streams/disk/file_descriptor.h"
+#include <utility>
 
 namespace ebb {
+
+// Owns an open file or folder.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(FileDescriptor&&) = delete;
+  ~FileDescriptor() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+    }
+  }
+
+  [[nodiscard]] int get() const { return fd_; }
+
+ private:
+  int fd_;  // -1 when moved from
+};
 
 // The folder of a spill file, opened once and checked: files are made in the folder that was checked, whatever its path
 // leads to by then.
