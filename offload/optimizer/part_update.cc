@@ -2,18 +2,27 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <string>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "offload/base/managed_key.h"
 #include "offload/managed/at_home.h"
 #include "offload/managed/observed_operations.h"
-#include "offload/optimizer/cpu_update.h"
 
 namespace ebb {
 namespace {
+
+using torch::autograd::impl::bump_version;  // as operations do, and LibTorch's fused kernels do not
+
+constexpr std::int64_t kPiece = 1 << 21;  // elements: with 16 threads 512 KiB in float32 for each
 
 // With whose operations rows are updated. kFused: contiguous ones, on the CPU.
 enum class Kernels : std::uint8_t { kOneByOne, kFused };
@@ -38,6 +47,48 @@ Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Pa
                    can_be_fused(gradient) && is_apart(gradient, rows, part) &&
                    std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); });
   return all ? Kernels::kFused : Kernels::kOneByOne;
+}
+
+// Updates rows on the CPU, with all of LibTorch's threads. All tensors are contiguous and on the CPU. `rows.gradient`:
+// of any floating type. `rounded`: gets the target in its own type; undefined where nothing is to be rounded.
+//
+// Note [Types in pieces]
+// LibTorch's fused kernels want one type for all. So a gradient in bfloat16 is made float32 piece by piece, and each
+// piece of the target is rounded as soon as it is updated: pieces are small enough for the cores' caches, so that
+// hardly more bytes pass the memory than a kernel for both types would read and write.
+void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tensor& rounded,
+                   const torch::optim::OptimizerOptions& options) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor target = rows.target.view({-1});
+  const at::Tensor gradient = rows.gradient.view({-1});
+  const at::Tensor result = rounded.defined() ? rounded.view({-1}) : at::Tensor();
+  const at::Tensor before =  // what the target rounds to
+      rounded.defined() ? at::empty({std::min(kPiece, target.numel())}, rounded.options()) : at::Tensor();
+  std::map<std::string, at::Tensor> states;
+  for (const auto& [name, state] : rows.states) {
+    states.emplace(name, state.view({-1}));
+  }
+  const bool is_converted = gradient.scalar_type() != target.scalar_type();
+  const at::Tensor converted =
+      is_converted ? at::empty({std::min(kPiece, target.numel())}, target.options()) : at::Tensor();
+  for (std::int64_t begin = 0; begin < target.numel(); begin += kPiece) {
+    const std::int64_t size = std::min(kPiece, target.numel() - begin);
+    const auto piece = [&](const at::Tensor& whole) { return whole.narrow(0, begin, size); };
+    std::map<std::string, at::Tensor> piece_states;
+    for (const auto& [name, state] : states) {
+      piece_states.emplace(name, piece(state));
+    }
+    const at::Tensor piece_target = piece(target);
+    const at::Tensor piece_gradient =
+        is_converted ? converted.narrow(0, 0, size).copy_(piece(gradient)) : piece(gradient);
+    if (result.defined() && !at::equal(before.narrow(0, 0, size).copy_(piece_target), piece(result))) {
+      follow_weight(piece_target, piece(result));  // which makes tensors of the piece's size
+    }
+    rule.update_fused({piece_target, piece_gradient, piece_states, rows.step, rows.has_new_states}, options);
+    if (result.defined()) {
+      piece(result).copy_(piece_target);
+    }
+  }
 }
 
 // `follows_weight`: whether a master takes the weight's value, and the weight the master's. What stands in for a
@@ -116,9 +167,6 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
                 follows_weight);
   }
 }
-
-// As operations on the parameter do; LibTorch's fused kernels do not.
-void bump_version(const at::Tensor& parameter) { torch::autograd::impl::bump_version(parameter); }
 
 }  // namespace
 
