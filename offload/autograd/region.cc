@@ -14,12 +14,14 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "offload/autograd/default_hooks.h"
+#include "offload/autograd/engine.h"
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/planned_region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
 #include "offload/base/libtorch.h"
+#include "offload/checkpoint.h"
 #include "offload/runtime/runtime.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/version_check.h"
@@ -379,6 +381,15 @@ std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
     }
   }
   return bytes;
+}
+
+std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
+                                   EarlyStop early_stop) {
+  if (!at::GradMode::is_enabled()) {  // nothing is saved
+    return function(inputs);
+  }
+  install_engine();
+  return Region::run(Region::make(std::move(function), inputs, early_stop), inputs);
 }
 
 }  // namespace ebb
