@@ -78,12 +78,17 @@ class ThreadWriter {
       compute(Kind::kData);
       return;
     }
-    if (style_.regions && random_.percent(6)) {
+    if (style_.regions && random_.percent(15)) {
       compute(Kind::kRegion);
       return;
     }
     if (random_.percent(1)) {
       compute(Kind::kCrowd);
+      return;
+    }
+    // Often, so that what is computed under the program's own hooks is saved under a guard of ebb's around them.
+    if (style_.foreign_hooks && random_.percent(15)) {
+      scope(random_.one_of(std::array{"foreign", "leave"}));
       return;
     }
     const std::size_t dice = random_.below(100);

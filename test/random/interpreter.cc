@@ -215,6 +215,7 @@ RegionFunction Interpreter::in_region(RegionFunction function, std::uint32_t how
         const ForeignScope innermost(nullptr);
         return Tensors{function(x)};
       };
+      const ForeignScope innermost(nullptr);  // which would have the region's inputs, and plain autograd has none
       return (plain ? inside(inputs) : checkpoint(inside, inputs, id % 2 == 0 ? EarlyStop::kYes : EarlyStop::kNo))
           .front();
     };
