@@ -16,9 +16,10 @@ namespace ebb {
 // held. So a hook releases the GIL before it takes one of these five locks, and takes the GIL back when the hook is
 // done. Code that takes only other locks, such as the end of a save, keeps the GIL: nothing that takes the GIL is
 // called under those. So a device meter, which the end of a save may ask, must not be written in Python. Nor is a weak
-// reference made a strong one under those, or a strong one destroyed: where an object of Python's has the only other
-// reference, LibTorch takes the GIL to count it. One exception is LibTorch's: with its memory history on
-// (torch.cuda.memory._record_memory_history), its allocator takes the GIL, under TieredStorage::mutex_.
+// reference to a tensor or a storage made strong under those, or a strong one destroyed: where an object of Python's
+// has the only other reference, LibTorch takes the GIL to count it. Two exceptions lie under TieredStorage::mutex_.
+// With its memory history on (torch.cuda.memory._record_memory_history), LibTorch's allocator takes the GIL. And an
+// unpack makes the reference to its source strong, of which the program may have the storage object of Python's alone.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.
@@ -46,8 +47,8 @@ class WithoutInterpreterLock {
   void* const held_;  // null where there is nothing to take back
 };
 
-// Whether a living object of the interpreter's has one reference, LibTorch's. Without an Interpreter, none is known to.
-// Takes no lock.
+// Whether LibTorch has the only reference to a living object of the interpreter's. False without an Interpreter. Takes
+// no lock.
 [[nodiscard]] bool is_idle(const void* object);
 
 // Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an

@@ -570,7 +570,12 @@ ManagedSet::Stored ManagedSet::oldest_leaving() noexcept {
 // has let go of the storage. The caller's reference outlives the lock, so no storage ends under it.
 void ManagedSet::forget_leaving(const Stored& storage) noexcept {
   const MutexLock lock(mutex_);
-  if (!storage->is_leaving() && std::erase(leaving_, storage) > 0 && storages_[storage->item()] == storage) {
+  const auto entry = std::ranges::find(leaving_, storage);  // mostly the first
+  if (storage->is_leaving() || entry == leaving_.end()) {
+    return;
+  }
+  leaving_.erase(entry);
+  if (storages_[storage->item()] == storage) {
     sort_in(storage->item());
   }
 }

@@ -81,10 +81,12 @@ Optimizer::Optimizer(const UpdateRule& rule, const std::vector<torch::optim::Opt
   if (update_in != UpdateIn::kBackward) {
     return;
   }
-  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
-    for (const at::Tensor& parameter : group.params()) {
-      after_each_gradient(parameter, this,
-                          [weak = std::weak_ptr(self_), place = Place{}](const at::Tensor& here) mutable {
+  Place place;
+  for (place.group = 0; place.group < param_groups_.size(); ++place.group) {
+    const std::vector<at::Tensor>& parameters = param_groups_[place.group].params();
+    for (place.in_group = 0; place.in_group < parameters.size(); ++place.in_group) {
+      after_each_gradient(parameters[place.in_group], this,
+                          [weak = std::weak_ptr(self_), place](const at::Tensor& here) mutable {
                             if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
                               (*self)->update_in_backward(here, place);
                             }

@@ -5,7 +5,7 @@
 
 namespace ebb {
 
-// The owner of prefetched copies, and how many bytes stash and window may hold.
+// The owner of prefetched copies, who says how many bytes stash and window may hold.
 //
 // Threads: every member may be called from any thread.
 class Prefetcher {

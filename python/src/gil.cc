@@ -47,8 +47,7 @@ void register_interpreter(py::module_& module) {
       .let_go = []() -> void* { return interpreter_runs() && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
       .take_back = [](void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); },
       .references = [](const void* object) -> std::size_t {
-        // A reference count that other threads change meanwhile, with the GIL held.
-        return __atomic_load_n(&static_cast<const PyObject*>(object)->ob_refcnt, __ATOMIC_RELAXED);
+        return static_cast<std::size_t>(Py_REFCNT(static_cast<PyObject*>(const_cast<void*>(object))));
       },
       .leave_function = &leave_function_by_python,
       .is_leaving = &is_leaving_by_python,

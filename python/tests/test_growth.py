@@ -63,7 +63,8 @@ PROGRAMS = {
         """,
     "saves": """
         manage()
-        path = os.path.join(tempfile.mkdtemp(), "checkpoint")
+        folder = tempfile.TemporaryDirectory()
+        path = os.path.join(folder.name, "checkpoint")
         def a_round(i):
             model = torch.nn.Linear(64, 64)
             offloader.manage(model, device_bytes=0, minimum_bytes=1)

@@ -180,8 +180,10 @@ class ThreadWriter {
     }
     std::uint32_t flags = random_.percent(last ? 20 : 85) ? std::uint32_t{kRetain} : 0U;
     if (style_.derives_twice && random_.percent(gradients ? 60 : 15)) flags |= kCreate;
-    if (random_.percent(15)) flags |= kElsewhere;
-    if (gradients && random_.percent(10)) flags |= kTwice;
+    // "A derivative through a region that is made on another thread"
+    const bool here = style_.regions && (flags & kCreate) != 0;
+    if (!here && random_.percent(15)) flags |= kElsewhere;
+    if (!here && gradients && random_.percent(10)) flags |= kTwice;
     line.numbers = {flags, static_cast<std::uint32_t>(random_.below(1000)), 0};
     const std::size_t times = gradients && (flags & kCreate) != 0 && random_.percent(30) ? 3 : 1;
     for (std::size_t i = 0; i < times; ++i) {  // the same derivatives again, of one graph
