@@ -12,6 +12,7 @@
 #include <torch/custom_class.h>
 
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 namespace {
@@ -33,10 +34,7 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
 // program holds a work until it has waited, so a work that nobody else holds is over.
 class Watched {
  public:
-  static Watched& all() {
-    static auto* const watched = new Watched;  // operations run until the process has ended
-    return *watched;
-  }
+  static Watched& all() { return PerProcess<Watched>::here(); }
 
   // Lets go of what is over, too.
   void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const void> held) {

@@ -81,9 +81,9 @@ bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet
     added = try_to_add(storage, set, slot, stays);
   }
   const Tier& tier = set->residency().tier();
-  const auto* const full = tier.pool_stats().refusals == 0 ? "Options::capacity_bytes is used up"
-                           : tier.blocks_are_memory()      ? "the machine has no more memory"
-                                                           : "the system gives no more of Options::spill_folder's disk";
+  const auto* const full = tier.pool_stats().refusals == 0
+                               ? "Options::capacity_bytes is used up"
+                               : "the system gives no more memory, or no more of Options::spill_folder's disk";
   TORCH_CHECK(added != Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
               human_bytes(storage.nbytes()), ": ", full);
   return added == Added::kYes;

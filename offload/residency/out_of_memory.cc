@@ -20,6 +20,7 @@
 #include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 namespace {
@@ -27,10 +28,7 @@ namespace {
 // The offloaders that are asked for device memory.
 class Served {
  public:
-  static Served& all() {
-    static auto* const served = new Served;  // the allocator may ask at any time, also at exit
-    return *served;
-  }
+  static Served& all() { return PerProcess<Served>::here(); }
 
   void add(const std::shared_ptr<Residency>& residency) {
     const MutexLock lock(mutex_);

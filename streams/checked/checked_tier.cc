@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 #include "streams/checked/happens_before.h"
 #include "streams/checked/watched_cuda_memory.h"
 
@@ -78,6 +79,9 @@ class CheckedTier final : public Tier {
   }
 
   ~CheckedTier() override {
+    if (made_in_.forked()) {
+      return;
+    }
     const MutexLock lock(mutex_);
     for (const auto& [stream, actor] : actors_) {
       order().end(actor);
@@ -220,6 +224,7 @@ class CheckedTier final : public Tier {
   const std::shared_ptr<Tier> tier_;
   const HappensBefore::Space blocks_;
   const std::string name_;
+  const ProcessMark made_in_;
   Mutex mutex_;
   std::map<c10::StreamId, HappensBefore::Actor> actors_ EBB_GUARDED_BY(mutex_);
 };

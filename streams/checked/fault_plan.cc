@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 
@@ -16,39 +17,48 @@ struct Plan {
   std::uint64_t failures = 0;
 };
 
-// Constant-initialised and never destroyed: I/O threads of global objects ask until the process ends.
-constinit Mutex mutex;
-constinit std::array<Plan, kFaultPoints> plans EBB_GUARDED_BY(mutex);
+// I/O threads of global objects ask until the process ends.
+struct Plans {
+  Plan& of(FaultPoint point) EBB_REQUIRES(mutex) { return plans.at(static_cast<std::size_t>(point)); }
 
-Plan& plan_of(FaultPoint point) EBB_REQUIRES(mutex) { return plans.at(static_cast<std::size_t>(point)); }
+  Mutex mutex;
+  std::array<Plan, kFaultPoints> plans EBB_GUARDED_BY(mutex);
+};
+
+Plans& all() { return PerProcess<Plans>::here(); }
 
 }  // namespace
 
 void FaultPlan::arm(FaultPoint point, std::uint64_t nth, Extent extent) {
-  const MutexLock lock(mutex);
-  plan_of(point) = {.nth = nth, .extent = extent};
+  Plans& plans = all();
+  const MutexLock lock(plans.mutex);
+  plans.of(point) = {.nth = nth, .extent = extent};
 }
 
 void FaultPlan::disarm() {
-  const MutexLock lock(mutex);
-  plans = {};
+  Plans& plans = all();
+  const MutexLock lock(plans.mutex);
+  plans.plans = {};
 }
 
 std::uint64_t FaultPlan::calls(FaultPoint point) {
-  const MutexLock lock(mutex);
-  return plan_of(point).calls;
+  Plans& plans = all();
+  const MutexLock lock(plans.mutex);
+  return plans.of(point).calls;
 }
 
 std::uint64_t FaultPlan::failures(FaultPoint point) {
-  const MutexLock lock(mutex);
-  return plan_of(point).failures;
+  Plans& plans = all();
+  const MutexLock lock(plans.mutex);
+  return plans.of(point).failures;
 }
 
 namespace {
 
 bool is_planned(FaultPoint point) noexcept {
-  const MutexLock lock(mutex);
-  Plan& plan = plan_of(point);
+  Plans& plans = all();
+  const MutexLock lock(plans.mutex);
+  Plan& plan = plans.of(point);
   ++plan.calls;
   const bool planned =
       plan.nth != 0 && (plan.extent == FaultPlan::Extent::kOnce ? plan.calls == plan.nth : plan.calls >= plan.nth);

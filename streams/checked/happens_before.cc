@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "streams/base/process_mark.h"
+
 namespace ebb {
 namespace {
 
@@ -38,14 +40,14 @@ bool conflict(HappensBefore::Kind earlier, HappensBefore::Kind later) {
 }  // namespace
 
 HappensBefore& HappensBefore::instance() {
-  static auto* const instance = [] {
-    auto* const made = new HappensBefore;
-    if (std::getenv("EBB_ORDER_UNCHECKED") != nullptr) {
-      made->set_handler([](const std::string& /*violation*/) {});
+  struct Instance : HappensBefore {
+    Instance() {
+      if (std::getenv("EBB_ORDER_UNCHECKED") != nullptr) {
+        set_handler([](const std::string& /*violation*/) {});
+      }
     }
-    return made;
-  }();
-  return *instance;
+  };
+  return PerProcess<Instance>::here();
 }
 
 HappensBefore::Handler HappensBefore::set_handler(Handler handler) {

@@ -56,7 +56,7 @@ class HappensBefore {
 
   using Handler = void (*)(const std::string& violation);
 
-  // The instance of the process. Never destroyed.
+  // The instance of the process. Never destroyed. A forked child has one of its own, which knows of no earlier access.
   static HappensBefore& instance();
 
   // Returns the former handler; null stands for the default, which prints and aborts.

@@ -260,7 +260,7 @@ TEST_CASE("a bfloat16 weight that the program writes counts, and the master keep
   CHECK(written.narrow(0, 0, 1).abs().max().item<float>() < 0.01F);
 }
 
-// Saves its output, and returns it as the gradient.
+// Saves its output, reads the save's memory without an operation, and returns the save as the gradient.
 struct ReturnsItsOutput : torch::autograd::Function<ReturnsItsOutput> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     at::Tensor out = x * 2;
@@ -269,7 +269,9 @@ struct ReturnsItsOutput : torch::autograd::Function<ReturnsItsOutput> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list /*gradients*/) {
-    return {context->get_saved_variables()[0]};
+    at::Tensor saved = context->get_saved_variables()[0];
+    TORCH_CHECK(saved.const_data_ptr<float>()[0] == -2, "the saved bytes are not where they were");
+    return {saved};
   }
 };
 
