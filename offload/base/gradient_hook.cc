@@ -31,6 +31,10 @@ class LeafHook final : public PostAccumulateGradHook {
     }
   }
 
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*arguments*/) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "ebb: compiled autograd does not go backward to managed parameters");
+  }
+
   void add(const void* owner, std::function<void(const at::Tensor&)> call, WhenCalled when) {
     remove(owner);
     calls_.push_back({owner, std::move(call), when});

@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ebb
@@ -286,6 +287,18 @@ def test_legacy_methods_of_a_managed_tensor_make_tensors_of_its_kind(home):
         assert managed.new_tensor([1, 2], dtype=torch.int64, requires_grad=False).dtype == torch.int64
         assert managed.new(2, 3).shape == (2, 3) and managed.new([1.0]).dtype == dtype
     assert torch.ones(2).new_tensor([1]).dtype == torch.float32
+
+
+def test_compiled_autograd_over_managed_parameters_is_one_clear_error(home):
+    model = torch.nn.Linear(16, 16)
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    loss = model(torch.ones(2, 16)).sum()
+    with compiled_autograd._enable(torch.compile(backend="eager")), pytest.raises(
+        NotImplementedError, match="ebb: compiled autograd"
+    ):
+        loss.backward()
+    model(torch.ones(2, 16)).sum().backward()
+    assert torch.equal(model.weight.grad, torch.full((16, 16), 2.0))
 
 
 SHARED = """

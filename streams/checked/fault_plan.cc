@@ -1,67 +1,38 @@
 #include "streams/checked/fault_plan.h"
 
 #include <array>
+#include <atomic>
 #include <cstddef>
-
-#include "streams/base/mutex.h"
-#include "streams/base/process_mark.h"
 
 namespace ebb {
 
 namespace {
 
 struct Plan {
-  std::uint64_t nth = 0;  // 0: no call fails
-  FaultPlan::Extent extent = FaultPlan::Extent::kOnce;
-  std::uint64_t calls = 0;
-  std::uint64_t failures = 0;
+  void set(std::uint64_t to_fail, FaultPlan::Extent for_calls) {
+    nth = 0;
+    extent = for_calls;
+    calls = failures = 0;
+    nth = to_fail;
+  }
+
+  std::atomic<std::uint64_t> nth{0};  // 0: no call fails
+  std::atomic<FaultPlan::Extent> extent{FaultPlan::Extent::kOnce};
+  std::atomic<std::uint64_t> calls{0};
+  std::atomic<std::uint64_t> failures{0};
 };
 
-// I/O threads of global objects ask until the process ends.
-struct Plans {
-  Plan& of(FaultPoint point) EBB_REQUIRES(mutex) { return plans.at(static_cast<std::size_t>(point)); }
+// Constant-initialised and never destroyed: I/O threads of global objects ask until the process ends. Without a lock: a
+// forked child asks, too.
+constinit std::array<Plan, kFaultPoints> plans;
 
-  Mutex mutex;
-  std::array<Plan, kFaultPoints> plans EBB_GUARDED_BY(mutex);
-};
-
-Plans& all() { return PerProcess<Plans>::here(); }
-
-}  // namespace
-
-void FaultPlan::arm(FaultPoint point, std::uint64_t nth, Extent extent) {
-  Plans& plans = all();
-  const MutexLock lock(plans.mutex);
-  plans.of(point) = {.nth = nth, .extent = extent};
-}
-
-void FaultPlan::disarm() {
-  Plans& plans = all();
-  const MutexLock lock(plans.mutex);
-  plans.plans = {};
-}
-
-std::uint64_t FaultPlan::calls(FaultPoint point) {
-  Plans& plans = all();
-  const MutexLock lock(plans.mutex);
-  return plans.of(point).calls;
-}
-
-std::uint64_t FaultPlan::failures(FaultPoint point) {
-  Plans& plans = all();
-  const MutexLock lock(plans.mutex);
-  return plans.of(point).failures;
-}
-
-namespace {
+Plan& plan_of(FaultPoint point) { return plans.at(static_cast<std::size_t>(point)); }
 
 bool is_planned(FaultPoint point) noexcept {
-  Plans& plans = all();
-  const MutexLock lock(plans.mutex);
-  Plan& plan = plans.of(point);
-  ++plan.calls;
-  const bool planned =
-      plan.nth != 0 && (plan.extent == FaultPlan::Extent::kOnce ? plan.calls == plan.nth : plan.calls >= plan.nth);
+  Plan& plan = plan_of(point);
+  const std::uint64_t call = ++plan.calls;
+  const std::uint64_t nth = plan.nth;
+  const bool planned = nth != 0 && (plan.extent == FaultPlan::Extent::kOnce ? call == nth : call >= nth);
   plan.failures += planned ? 1 : 0;
   return planned;
 }
@@ -72,5 +43,17 @@ const bool kDecides = [] {
 }();
 
 }  // namespace
+
+void FaultPlan::arm(FaultPoint point, std::uint64_t nth, Extent extent) { plan_of(point).set(nth, extent); }
+
+void FaultPlan::disarm() {
+  for (Plan& plan : plans) {
+    plan.set(0, Extent::kOnce);
+  }
+}
+
+std::uint64_t FaultPlan::calls(FaultPoint point) { return plan_of(point).calls; }
+
+std::uint64_t FaultPlan::failures(FaultPoint point) { return plan_of(point).failures; }
 
 }  // namespace ebb
