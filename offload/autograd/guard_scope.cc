@@ -50,6 +50,9 @@ void GuardScope::leave() {
   }
   drop_ended();
   take_from_below_the_top();
+  if (runtime != nullptr && !runtime->forked()) {
+    runtime->decider().guard_ended();
+  }
 }
 
 // If the stack's top scope lies directly on this scope, takes this scope out from below it.

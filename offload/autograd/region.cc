@@ -262,18 +262,28 @@ bool Region::collect(const at::Tensor& saved, bool is_filled) {
 // The tensor that the last second run saved in this place, if the region or its last taker still has the tensor; else
 // undefined.
 at::Tensor Region::find(std::size_t place) {
-  at::Tensor tensor;  // where the check fails, destroyed after the lock is released
-  process_.lock(mutex_, kWhat);
-  const MutexLock lock(mutex_, std::adopt_lock);
-  const bool is_new = place < collected_.size() && collected_[place];
-  tensor = is_new ? *collected_[place] : saves_[place].taken.recall();
-  if (!tensor.defined()) {
-    return tensor;
+  at::Tensor tensor;
+  RememberedTensor taken;
+  std::optional<VersionCheck> version;
+  {
+    process_.lock(mutex_, kWhat);
+    const MutexLock lock(mutex_, std::adopt_lock);
+    version = saves_[place].second_version;
+    if (place < collected_.size() && collected_[place]) {
+      tensor = *collected_[place];
+      if (version->holds()) {
+        collected_[place].reset();
+        saves_[place].taken.remember(tensor);
+      }
+    } else {
+      taken = saves_[place].taken;
+    }
   }
-  saves_[place].second_version->check(tensor);
-  if (is_new) {
-    collected_[place].reset();
-    saves_[place].taken.remember(tensor);
+  if (!tensor.defined()) {
+    tensor = taken.recall();
+  }
+  if (tensor.defined()) {
+    version->check(tensor);
   }
   return tensor;
 }

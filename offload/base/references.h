@@ -15,4 +15,13 @@ namespace ebb {
 [[nodiscard]] std::size_t references_to(const at::TensorBase& of);
 [[nodiscard]] std::size_t references_to(const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>& of);
 
+// Set while the calling thread holds the lock of LibTorch's device allocator. A thread that has the interpreter's lock
+// may wait for the allocator's, so this thread must not wait for the interpreter's.
+inline thread_local bool holds_allocators_lock = false;
+
+// Whether this thread may make a reference to the storage, or end one, where there may be no other but Python's.
+[[nodiscard]] inline bool may_refer_to(const c10::StorageImpl& storage) {
+  return !holds_allocators_lock || storage.pyobj_slot()->load_pyobj() == nullptr;
+}
+
 }  // namespace ebb

@@ -137,11 +137,6 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   ended = nullptr;
   std::optional<Block> home = residency_->tier().try_acquire(storage.nbytes());
   if (!home) {
-    forget_the_dead();
-    drain();
-    home = residency_->tier().try_acquire(storage.nbytes());
-  }
-  if (!home) {
     return nullptr;
   }
   if (!item) {
@@ -249,6 +244,14 @@ bool ManagedSet::note_use(const Use& use) {
   const std::uint32_t item = use.storage->item();
   const bool is_news = history_.use(item, use.storage->bytes(), fetched_ahead_bytes());
   order_.put(item, UseOrder::Where::kNowhere, history_.next_place(item));
+  // After a jump back in the history, what is used soon may be sorted as if used late, where nobody looks.
+  constexpr int kSortedAUse = 4;
+  for (int i = 0; i < kSortedAUse; ++i) {
+    next_sorted_ = (next_sorted_ + 1) % storages_.size();
+    if (next_sorted_ != item) {
+      sort_in(static_cast<std::uint32_t>(next_sorted_));
+    }
+  }
   return is_news;
 }
 
@@ -513,7 +516,7 @@ bool ManagedSet::evict(ManagedStorage& storage) {
   if (gone) {
     evicted_.add(storage.bytes());
   }
-  if (reference) {
+  if (reference && reference->pyobj_slot()->load_pyobj() != nullptr) {
     const MutexLock lock(mutex_);
     references_.push_back(std::move(reference));
   }
@@ -570,11 +573,14 @@ ManagedSet::Stored ManagedSet::oldest_leaving() noexcept {
 // has let go of the storage. The caller's reference outlives the lock, so no storage ends under it.
 void ManagedSet::forget_leaving(const Stored& storage) noexcept {
   const MutexLock lock(mutex_);
-  const auto entry = std::ranges::find(leaving_, storage);  // mostly the first
-  if (storage->is_leaving() || entry == leaving_.end()) {
+  if (storage->is_leaving()) {
     return;
   }
-  leaving_.erase(entry);
+  if (!leaving_.empty() && leaving_.front() == storage) {  // mostly; what came back and left again follows
+    leaving_.pop_front();
+  } else {
+    std::erase(leaving_, storage);
+  }
   if (storages_[storage->item()] == storage) {
     sort_in(storage->item());
   }

@@ -246,6 +246,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseHistory history_ EBB_GUARDED_BY(mutex_);
   UseOrder order_ EBB_GUARDED_BY(mutex_);  // of what is not in use
+  std::size_t next_sorted_ EBB_GUARDED_BY(mutex_) = 0;
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
   std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
@@ -253,7 +254,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
   std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
   std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;     // the bytes of the largest storage so far
-  // Of evicted storages, for end_references().
+  // Of storages that evictions have looked at, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };
 

@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include "offload/base/log.h"
+#include "offload/base/references.h"
 
 namespace ebb {
 namespace {
@@ -353,6 +354,9 @@ bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
 
 bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept {
   if (in_use_now_) {  // this thread may hold the lock, if the thread asks for the memory of these bytes
+    return false;
+  }
+  if (storage_.use_count() == 1 && !may_refer_to(*storage_._unsafe_get_target())) {
     return false;
   }
   reference = storage_.lock();

@@ -133,8 +133,8 @@ class ManagedStorage {
 
   // Has the bytes leave, if they have not left, and lets go of the memory at once: the owner waits for the copy out.
   // Returns false, and does nothing, where the bytes cannot leave or another thread holds the lock, so that the caller
-  // may hold the device allocator's lock. `reference`: gets a reference to the program's storage that may be the last,
-  // for the caller to end where the interpreter's lock may be taken.
+  // may hold the device allocator's lock. `reference`: gets, in any case, a reference to the program's storage that may
+  // be the last, for the caller to end where the interpreter's lock may be taken.
   bool evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept;
 
  private:

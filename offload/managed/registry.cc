@@ -78,6 +78,8 @@ bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet
   Added added = try_to_add(storage, set, slot, stays);
   if (added == Added::kNoRoom) {
     forget_the_dead();  // works that nobody can see may hold homes
+    set->forget_the_dead();
+    set->drain();
     added = try_to_add(storage, set, slot, stays);
   }
   const Tier& tier = set->residency().tier();

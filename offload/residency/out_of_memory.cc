@@ -16,6 +16,7 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAMacros.h>
 
+#include "offload/base/references.h"
 #include "offload/device_meter.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
@@ -157,11 +158,14 @@ bool make_room() {
 class MakeRoom final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {  // NOLINT(readability-identifier-naming): LibTorch's name
+    bool some = false;
+    holds_allocators_lock = true;
     try {
-      return make_room();
+      some = make_room();
     } catch (...) {  // the allocator then goes on as if no memory could be let go
-      return false;
     }
+    holds_allocators_lock = false;
+    return some;
   }
 };
 

@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "offload/base/references.h"
+
 namespace ebb {
 
 Stash::~Stash() {
@@ -41,7 +43,8 @@ void Stash::sweep() noexcept {
     std::optional<Entry> finished;  // destroyed after the lock is released: freeing memory may run other people's code
     {
       const MutexLock lock(mutex_);
-      if (entries_.empty() || (in_force(WaitPoint::kStashSweep) && !is_done(entries_.front().left))) {
+      if (entries_.empty() || !may_refer_to(*entries_.front().source.unsafeGetStorageImpl()) ||
+          (in_force(WaitPoint::kStashSweep) && !is_done(entries_.front().left))) {
         return;
       }
       finished = std::move(entries_.front());
@@ -55,7 +58,7 @@ void Stash::shrink_to(std::uint64_t limit_bytes) noexcept {
     std::optional<Wait> oldest;
     {
       const MutexLock lock(mutex_);
-      if (entries_.empty()) {
+      if (entries_.empty() || !may_refer_to(*entries_.front().source.unsafeGetStorageImpl())) {
         return;
       }
       oldest = wait_for(entries_.front());

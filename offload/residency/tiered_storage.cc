@@ -89,7 +89,8 @@ bool TieredStorage::evict(c10::Stream stream) {
       return false;
     }
     const MutexLock lock(mutex_, std::adopt_lock);
-    if (state_ != State::kResident || deferred_ || references_to(resident_) != 1 || !source_is_as_saved_locked()) {
+    if (state_ != State::kResident || deferred_ || references_to(resident_) != 1 ||
+        !may_refer_to(*resident_.unsafeGetStorageImpl()) || !source_is_as_saved_locked()) {
       return false;
     }
     std::optional<Block> block = residency_->tier().try_acquire(bytes_);
@@ -195,7 +196,7 @@ int TieredStorage::recipe_depth() {
 
 // The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in packed.h.
 c10::Storage TieredStorage::get_for_capture_locked() const {
-  std::optional<c10::Storage> there = state_ == State::kResident ? std::optional(resident_) : live_source_locked();
+  std::optional<c10::Storage> there = state_ == State::kResident ? std::optional(resident_) : live_source();
   TORCH_CHECK(there,
               "ebb: backward is captured in a CUDA graph and asks for a tensor that was saved, and moved, before the "
               "capture began. Capture forward and backward together, or put a NoOpGuard around that forward pass.");
@@ -219,6 +220,7 @@ c10::Storage TieredStorage::find(c10::Stream stream, bool& device_is_full) {
 c10::Storage TieredStorage::try_find(c10::Stream stream) {
   std::shared_ptr<Fetched> fetched;
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
+  std::optional<c10::Storage> source = live_source();
   c10::Storage storage;
   {
     const MutexLock lock(mutex_);
@@ -226,7 +228,7 @@ c10::Storage TieredStorage::try_find(c10::Stream stream) {
     if (fetched == nullptr) {
       if (std::optional<c10::Storage> known = handed_out_on_locked(stream)) {
         storage = *std::move(known);
-      } else if (std::optional<c10::Storage> source = live_source_locked()) {
+      } else if (source) {
         storage = *std::move(source);
         lent_ = source_lease_.lock();
         count_if_still_held_locked();
@@ -361,12 +363,13 @@ bool TieredStorage::take_room(std::uint64_t bytes, std::optional<std::uint64_t> 
 }
 
 bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
+  std::optional<c10::Storage> source = live_source();  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   if (state_ != State::kOffDevice) {
     return true;
   }
   const c10::Stream stream = residency_->tier().current_stream();
-  if (std::optional<c10::Storage> source = live_source_locked()) {
+  if (source) {
     // Where steps wait for copies, sources that the stash still has take no room in the window: they would fill it, and
     // no copy would start.
     const std::uint64_t more =
@@ -378,8 +381,8 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
       return beside_window;  // a source not held here may still be alive at its unpack
     }
     count_if_still_held_locked();
-    restored_ = std::make_shared<Fetched>(residency_->tier(), *std::move(source), Ticket{}, stream,
-                                          device_lease_locked(), std::move(room));
+    restored_ = std::make_shared<Fetched>(residency_->tier(), *source, Ticket{}, stream, device_lease_locked(),
+                                          std::move(room));
   } else if (handed_out_on_locked(stream)) {  // the program holds the bytes, and an unpack finds them there
     return true;
   } else {
@@ -430,7 +433,7 @@ bool TieredStorage::was_swapped(const c10::StorageImpl& storage) const {
 
 // The source, if somebody still holds it. A source with other memory than at its save is returned too, as autograd
 // without hooks would read that memory; but not inside a recipe, whose inputs must be as they were saved.
-std::optional<c10::Storage> TieredStorage::live_source_locked() const {
+std::optional<c10::Storage> TieredStorage::live_source() const {
   c10::intrusive_ptr<c10::StorageImpl> source = source_.lock();
   if (!source || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
     return std::nullopt;

@@ -173,7 +173,7 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
   [[nodiscard]] c10::Storage try_find(c10::Stream stream);
   [[nodiscard]] c10::Storage recompute(c10::Stream stream);
   [[nodiscard]] bool take_room(std::uint64_t bytes, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
-  [[nodiscard]] std::optional<c10::Storage> live_source_locked() const EBB_REQUIRES(mutex_);
+  [[nodiscard]] std::optional<c10::Storage> live_source() const;
   [[nodiscard]] bool was_swapped(const c10::StorageImpl& storage) const;
   [[nodiscard]] std::shared_ptr<Fetched> restored_on_locked(c10::Stream stream) const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::shared_ptr<Fetched> restore_locked(std::shared_ptr<Fetched> fetched) EBB_REQUIRES(mutex_);

@@ -42,6 +42,9 @@ class Decider {
   // Whether `decide` may be given this recipe.
   [[nodiscard]] virtual bool may_compute(const GraphRecipe& /*recipe*/) { return true; }
 
+  // Called when a guard ends.
+  virtual void guard_ended() noexcept {}
+
   // From now on the memory of leaves may be taken away between their uses: FSDP, ZeRO.
   virtual void leaves_may_be_sharded() {}
 

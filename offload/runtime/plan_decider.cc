@@ -51,10 +51,31 @@ void PlanDecider::found_no_room(SavedStep& step, std::uint64_t bytes) {
 }
 
 bool PlanDecider::may_compute(const GraphRecipe& recipe) {
-  const auto is_of_leaf = [](const auto& input) {
-    return input != nullptr && input->is_of_leaf() && !is_managed(input->shape());
-  };
-  return !leaves_may_be_sharded_ || std::ranges::none_of(recipe.inputs(), is_of_leaf);
+  if (!leaves_may_be_sharded_) {
+    return true;
+  }
+  bool all_stay = true;
+  const MutexLock lock(leaves_mutex_);
+  for (const auto& input : recipe.inputs()) {
+    if (input != nullptr && input->is_of_leaf() && !is_managed(input->shape())) {
+      const c10::Storage& storage = input->shape().storage();
+      const Leaf& leaf =
+          leaves_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl(), storage.data())
+              .first->second;
+      all_stay = leaf.stays.value_or(false) && all_stay;
+    }
+  }
+  return all_stay;
+}
+
+void PlanDecider::guard_ended() noexcept {
+  if (leaves_may_be_sharded_) {
+    const MutexLock lock(leaves_mutex_);
+    std::erase_if(leaves_, [](const auto& each) { return each.second.storage.expired(); });
+    for (auto& [storage, leaf] : leaves_) {  // not made strong: Note [The interpreter's lock]
+      leaf.stays = leaf.stays.value_or(true) && leaf.storage._unsafe_get_target()->data() == leaf.data;
+    }
+  }
 }
 
 std::optional<std::uint64_t> PlanDecider::first_managed_bytes() {

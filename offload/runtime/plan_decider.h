@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "offload/planning/plan_lifecycle.h"
@@ -21,10 +22,12 @@ class PlanDecider final : public Decider {
   PlanDecider(std::shared_ptr<Policy> policy, std::unique_ptr<PlanLifecycle> lifecycle, Steps& steps,
               Residency& residency);
 
-  // Where leaves may be sharded, not what is computed from leaves. FSDP2 frees a parameter's memory after the forward
-  // pass of the parameter's module, and fills memory again before the module's backward: without a new version, and
-  // maybe at the same address, before the bytes are there. Managed bytes come back by themselves.
+  // Where leaves may be sharded, what is computed from leaves only once a guard has ended with their memory in place.
+  // FSDP2 frees a parameter's memory after the forward pass of the parameter's module, and fills memory again before
+  // the module's backward: without a new version, and maybe at the same address, before the bytes are there. Managed
+  // bytes come back by themselves.
   [[nodiscard]] bool may_compute(const GraphRecipe& recipe) override;
+  void guard_ended() noexcept override;
   void leaves_may_be_sharded() override { leaves_may_be_sharded_ = true; }
 
   [[nodiscard]] DeviceAccount::Held::What passed_through() const override {
@@ -65,8 +68,17 @@ class PlanDecider final : public Decider {
                                                  const std::vector<std::shared_ptr<SavedStorage>>& inputs,
                                                  SavedStep& step) EBB_REQUIRES(policy_mutex_);
 
+  // A leaf whose memory recipes would compute from.
+  struct Leaf {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    const void* data;
+    std::optional<bool> stays = {};  // whether the memory was there at the end of each guard so far
+  };
+
   const std::unique_ptr<PlanLifecycle> lifecycle_;
   std::atomic<bool> leaves_may_be_sharded_{false};
+  Mutex leaves_mutex_;
+  std::unordered_map<const c10::StorageImpl*, Leaf> leaves_ EBB_GUARDED_BY(leaves_mutex_);
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(policy_mutex_);  // whose bound plans set; null for none
   // While the lock is held, so that the set does not end under the lock; let go of by decided().
   std::shared_ptr<ManagedSet> held_ EBB_GUARDED_BY(policy_mutex_);

@@ -114,7 +114,7 @@ class Lent {
       if (unused.size() + 2 > unused.capacity()) {
         return;
       }
-      if (!entry.is_unused() || !entry.memory) {
+      if (!entry.is_unused() || !entry.memory || !may_refer_to(*entry.memory.unsafeGetStorageImpl())) {
         continue;
       }
       unused.push_back(std::exchange(entry.memory, {}));
