@@ -543,5 +543,44 @@ TEST_CASE("the bound holds where the history jumps twice in a row", "[managed]")
   CHECK(rig.stats().managed_on_device.peak_bytes <= kHere * kBytes);
 }
 
+TEST_CASE("copies start ahead again soon after the history has jumped back", "[managed]") {
+  constexpr std::size_t kCount = 64;
+  constexpr std::int64_t kElements = 1024;
+  constexpr std::uint64_t kBytes = kElements * sizeof(float);
+  Rig rig(late_without_stash());
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    tensors.push_back(at::ones({kElements}).requires_grad_());
+  }
+  Parameters how = within(kCount / 4 * kBytes);
+  how.prefetch_bytes = 4 * kBytes;
+  rig.offloader().manage(tensors, how);
+  const auto use = [&](std::size_t i) { static_cast<void>(tensors[i].detach().add(1)); };
+  const auto forward = [&] {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      use(i);
+    }
+  };
+  const auto backward = [&] {
+    for (std::size_t i = kCount; i-- > 0;) {
+      use(i);
+    }
+  };
+  const auto train = [&] {
+    forward();
+    backward();
+    forward();  // an optimizer's step
+  };
+  for (int step = 0; step < 4; ++step) {
+    train();
+  }
+  forward();  // two evaluations
+  forward();
+  forward();
+  rig.offloader().reset_stats();
+  backward();
+  CHECK(rig.stats().managed_fetched_late.tensors < kCount / 2);
+}
+
 }  // namespace
 }  // namespace ebb

@@ -278,13 +278,15 @@ struct ReturnsItsOutput : torch::autograd::Function<ReturnsItsOutput> {
 TEST_CASE("a gradient that is a saved tensor's memory stays where the save finds it", "[managed]") {
   const auto train = [](Offloader* offloader) {
     const at::Tensor weight = at::linspace(-1, 1, kWidth * kWidth).view({kWidth, kWidth}).requires_grad_();
+    const at::Tensor other = at::ones({kWidth, kWidth}).requires_grad_();
     if (offloader != nullptr) {
-      offloader->manage({weight}, within(0));
+      offloader->manage({weight, other}, within(0));
     }
     at::Tensor loss;
     {
       const auto guard = offloader == nullptr ? nullptr : std::make_unique<OffloadGuard>(*offloader);
-      loss = ReturnsItsOutput::apply(weight).sum();
+      loss = (other * other).sum();  // goes backward after the save has been handed out, and has the gradient looked at
+      loss = loss + ReturnsItsOutput::apply(weight).sum();
     }
     Tensors gradients;
     for (const bool retain : {true, true, false}) {
