@@ -19,7 +19,8 @@ namespace ebb {
 // reference to a tensor or a storage made strong under those, or a strong one destroyed: where an object of Python's
 // has the only other reference, LibTorch takes the GIL to count it. Two exceptions lie under TieredStorage::mutex_.
 // With its memory history on (torch.cuda.memory._record_memory_history), LibTorch's allocator takes the GIL. And an
-// unpack makes the reference to its source strong, of which the program may have the storage object of Python's alone.
+// unpack makes the reference to what it has handed out strong, of which the program may have the storage object of
+// Python's alone.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.

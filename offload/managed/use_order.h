@@ -11,8 +11,8 @@
 
 namespace ebb {
 
-// Items in the order of their next uses: those that are here, and those that are away. Each call takes time that grows
-// with the logarithm of their number.
+// Items in the order of their next uses: those that are here, those that are away, and the others. Each call takes time
+// that grows with the logarithm of their number.
 //
 // Threads: one at a time.
 class UseOrder {
