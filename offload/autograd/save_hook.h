@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/packed.h"
@@ -30,12 +31,16 @@ class SaveHook final : public RecipeInputHook {
     packed_.emplace(tensor, target, region.get());
   }
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
-  std::unique_ptr<SavedTensor> for_recipe() const override { return packed_ ? packed_->for_recipe() : nullptr; }
+  // Null too where a dispatch mode saw the operation, and may have changed what the operation computed.
+  std::unique_ptr<SavedTensor> for_recipe() const override {
+    return packed_ && !was_in_mode_ ? packed_->for_recipe() : nullptr;
+  }
 
  private:
   GuardScope::Target target_;  // empty once packed, as is region_
   std::shared_ptr<RegionSaves> region_;
   std::optional<Packed> packed_;  // set once packed
+  const bool was_in_mode_ = c10::impl::TorchDispatchModeTLS::any_modes_set();
 };
 
 }  // namespace ebb

@@ -8,7 +8,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
@@ -64,9 +63,6 @@ bool made_on_current_stream(const Node& node, c10::Device device) {
 }  // namespace
 
 std::unique_ptr<GraphRecipe> GraphRecipe::find(const at::Tensor& saved) {
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // the mode may have changed what operations compute
-    return nullptr;
-  }
   const at::Tensor whole = saved.is_view() ? at::Tensor(saved._base()) : saved;
   if (!whole.has_storage()) {  // the values of a sparse tensor
     return nullptr;

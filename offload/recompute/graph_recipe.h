@@ -29,8 +29,8 @@ namespace ebb {
 // If that memory is resized or swapped, as some shard parameters do, backward raises an error of ebb's.
 // - A recipe's result must not be written to in ways that LibTorch does not count, such as `data()`, before or after
 // its save. A tensor whose version has moved on has no recipe.
-// - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads) must be in backward
-// as they were in forward.
+// - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads, kernels that
+// torch.library replaces) must be in backward as they were in forward.
 // There are no recipes for operations that use random numbers, for tensors made on another stream than the stream that
 // saves them, and for cuDNN's convolutions unless they are deterministic: cuDNN may choose another algorithm the second
 // time.

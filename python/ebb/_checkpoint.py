@@ -26,7 +26,8 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
     by `finally` or `with`. torch.utils.checkpoint does so by default.
 
     Inputs and result may be nested in lists, tuples and dicts. The second run has the first one's autocast and, if it
-    drew random numbers from torch, its random state; it must compute the same. It may be on a thread of autograd's.
+    drew random numbers from torch, its random state, but not its dispatch modes; it must compute the same. It may be on
+    a thread of autograd's.
     What the function captures must not be changed in between, and lives as long as the graph.
 
     Raises what the function raises, and in backward RuntimeError if the second run saves other tensors than the first.

@@ -1,5 +1,6 @@
 """What knows tensors by identity, or sees operations that are not the program's: tracers, dispatch modes, Functions."""
 
+import contextlib
 import gc
 import weakref
 
@@ -59,6 +60,32 @@ def test_a_dispatch_mode_sees_the_programs_operations_alone(options):
     found, values = program(ebb.Offloader("cpu", planned_minimum_bytes=1, **options))
     assert found == operations
     assert all(torch.equal(a, b) for a, b in zip(values, expected, strict=True))
+
+
+class Rounds(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        result = operation(*arguments, **(named or {}))
+        return result.round(decimals=2) if operation is torch.ops.aten.silu.default else result
+
+
+@pytest.mark.parametrize("options", [{"policy": ebb.policies.recompute()}, {"least_memory": True}], ids=str)
+def test_what_a_dispatch_mode_has_changed_is_not_computed_without_the_mode(options):
+    def step(guard):
+        torch.manual_seed(0)
+        w = torch.randn(16, 16, requires_grad=True)
+        with guard:
+            x = w.exp()
+            with Rounds():
+                y = torch.nn.functional.silu(x)
+            z = y.square().sum()
+        del x, y
+        z.backward()
+        return w.grad
+
+    expected = step(contextlib.nullcontext())
+    offloader = ebb.Offloader("cpu", planned_minimum_bytes=1, **options)
+    for _ in range(4):
+        assert torch.equal(step(offloader), expected)
 
 
 def test_flops_are_counted_beside_recipes():

@@ -4,12 +4,13 @@ import collections
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import ebb
@@ -24,6 +25,13 @@ class Refused(Exception):
 
 class Stop(BaseException):
     """What a program raises as KeyboardInterrupt is raised: no Exception."""
+
+
+class _Rounds(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        result = operation(*arguments, **(named or {}))
+        rounds = operation.overloadpacket in (torch.ops.aten.silu, torch.ops.aten.mul, torch.ops.aten.mm)
+        return result.round(decimals=2) if rounds and result.is_floating_point() else result
 
 
 class Scaled(torch.autograd.Function):
@@ -247,6 +255,13 @@ class Run:
         if value.requires_grad:
             value.register_hook(hook)
 
+    # Dispatch modes.
+
+    def rounded(self, function: Callable[..., torch.Tensor], *operands: torch.Tensor) -> torch.Tensor:
+        """Of an operation that computes something else here than it does in backward."""
+        with _Rounds():
+            return function(*operands)
+
     # Contexts of torch's checkpoint.
 
     def contexts(self) -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
@@ -284,7 +299,12 @@ class Run:
             store[number] = tensor.detach().clone()
             return number
 
-        return self._hooks(name, pack, store.pop)
+        def unpack(number: int) -> torch.Tensor:
+            if number not in store:
+                raise Refused(f"{name} is asked again")
+            return store.pop(number)
+
+        return self._hooks(name, pack, unpack)
 
     def converting(self, name: str) -> saved_tensors_hooks:
         """Runs operations where no gradients are recorded, and keeps every bit."""
