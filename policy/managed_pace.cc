@@ -1,12 +1,10 @@
 #include "policy/managed_pace.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <queue>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace ebb {
 namespace {

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include <ATen/Context.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAFunctions.h>
 

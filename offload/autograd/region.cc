@@ -1,8 +1,6 @@
 #include "offload/autograd/region.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
 #include <exception>
 #include <set>
 #include <utility>
@@ -23,8 +21,6 @@
 #include "offload/base/libtorch.h"
 #include "offload/checkpoint.h"
 #include "offload/runtime/runtime.h"
-#include "offload/tensors/lent_tensor.h"
-#include "offload/tensors/version_check.h"
 
 namespace ebb {
 namespace {

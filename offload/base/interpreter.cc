@@ -1,7 +1,6 @@
 #include "offload/base/interpreter.h"
 
 #include <atomic>
-#include <cstddef>
 #include <string_view>
 
 namespace ebb {

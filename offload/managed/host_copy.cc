@@ -1,6 +1,5 @@
 #include "offload/managed/host_copy.h"
 
-#include <optional>
 #include <utility>
 
 #include <ATen/ops/empty.h>

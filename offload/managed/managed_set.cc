@@ -1,7 +1,6 @@
 #include "offload/managed/managed_set.h"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include <c10/core/impl/COW.h>

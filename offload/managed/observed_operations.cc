@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -13,7 +12,6 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,7 +29,6 @@
 #include "offload/base/managed_key.h"
 #include "offload/base/references.h"
 #include "offload/managed/collective.h"
-#include "offload/managed/postponed_work.h"
 #include "offload/managed/registry.h"
 
 namespace ebb {

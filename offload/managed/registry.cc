@@ -1,7 +1,6 @@
 #include "offload/managed/registry.h"
 
 #include <algorithm>
-#include <set>
 #include <unordered_set>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <optional>
 #include <utility>
 #include <vector>
 

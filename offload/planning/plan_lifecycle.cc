@@ -1,6 +1,5 @@
 #include "offload/planning/plan_lifecycle.h"
 
-#include <algorithm>
 #include <utility>
 #include <variant>
 

@@ -1,7 +1,5 @@
 #include "offload/residency/fetched.h"
 
-#include <utility>
-
 namespace ebb {
 
 Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,

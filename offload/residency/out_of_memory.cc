@@ -4,8 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 

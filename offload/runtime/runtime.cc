@@ -3,9 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/ScopeExit.h>
 
 #include "offload/base/human_bytes.h"

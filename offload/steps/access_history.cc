@@ -1,6 +1,5 @@
 #include "offload/steps/access_history.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace ebb {

@@ -1,13 +1,9 @@
 #include "offload/steps/saved_step.h"
 
 #include <algorithm>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include <c10/util/hash.h>
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <thread>
 #include <typeinfo>
 #include <utility>
@@ -11,7 +10,6 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
-#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/base/autograd_info.h"

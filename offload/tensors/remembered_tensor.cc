@@ -1,6 +1,5 @@
 #include "offload/tensors/remembered_tensor.h"
 
-#include <optional>
 #include <typeinfo>
 #include <utility>
 

@@ -5,7 +5,6 @@
 #include <ATen/core/Formatting.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "offload/base/autograd_info.h"
 

@@ -1,7 +1,5 @@
 #include "streams/base/process_mark.h"
 
-#include <pthread.h>
-
 #include <c10/util/Exception.h>
 
 namespace ebb {

@@ -8,7 +8,6 @@
 
 #include "streams/base/aligned_memory.h"
 #include "streams/base/fault_point.h"
-#include "streams/base/trace.h"
 #include "streams/disk/mmap_allocator.h"
 
 namespace ebb {

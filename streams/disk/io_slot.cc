@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
-#include <string>
 #include <system_error>
 #include <utility>
 

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "streams/base/aligned_memory.h"
 #include "streams/base/fault_point.h"

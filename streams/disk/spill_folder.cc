@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -11,7 +10,6 @@
 #include <random>
 #include <stdexcept>
 #include <system_error>
-#include <utility>
 
 #include "streams/base/fault_point.h"
 

@@ -1,7 +1,6 @@
 #include "streams/gpu/cuda_event.h"
 
 #include <map>
-#include <memory>
 #include <utility>
 
 #include <c10/cuda/CUDAException.h>
