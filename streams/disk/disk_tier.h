@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -50,10 +49,6 @@ class DiskTier final : public Tier {
   Ticket copy_in(void* to, const Block& from, const After& after) override;
   [[nodiscard]] PoolStats pool_stats() const override { return pool_->stats(); }
   [[nodiscard]] StallStats stall_stats() const override;
-
-  // Why the system last refused to extend the spill file: a full disk, a quota, a file size limit. No error (false)
-  // when the system granted the last request: then try_acquire returns nullopt because of the capacity.
-  [[nodiscard]] std::error_code refusal() const { return file_->refusal(); }
 
  private:
   void make_wait(c10::Stream stream, const Ticket& ticket) override;

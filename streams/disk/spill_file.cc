@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <limits>
 #include <string>
+#include <system_error>
 
 #include "streams/base/aligned_memory.h"
 #include "streams/base/fault_point.h"
@@ -86,26 +87,22 @@ std::unique_ptr<SpillFile> SpillFile::in_memory() {
 
 std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kPageBytes - size_bytes_) {
-    refusal_ = EFBIG;
     return std::nullopt;
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
   if (is_memory_ && !leaves_a_reserve(whole_pages)) {
-    refusal_ = ENOMEM;
     return std::nullopt;
   }
   const int error = reserve(fd(), size_bytes_, whole_pages);
   if (error == 0) {
     const Range range{size_bytes_, whole_pages};
     size_bytes_ += whole_pages;
-    refusal_ = 0;
     return range;
   }
   // A reservation that failed half-way may keep blocks: they go back, because others need the space on a full disk. If
   // the truncation fails, too, nothing is left to do; the next grow takes the same place in the file.
   [[maybe_unused]] const int ignored = ::ftruncate(fd(), static_cast<off_t>(size_bytes_));
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    refusal_ = error;
     return std::nullopt;
   }
   throw_errno(error, "cannot grow the spill file in " + folder_.string() + " from " + std::to_string(size_bytes_) +

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "streams/base/block_pool.h"
@@ -37,12 +35,8 @@ class SpillFile final : public Backing {
   // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
   // that cannot reserve, a full disk fails the write.
   // nullopt when the limit of the disk, the quota or the process's file size limit is reached, and where the file lies
-  // in memory, unless leaves_a_reserve() in system_memory.h: see refusal(). Throws
-  // std::system_error for anything else.
+  // in memory, unless leaves_a_reserve() in system_memory.h. Throws std::system_error for anything else.
   std::optional<Range> grow(std::size_t bytes) override;
-
-  // Why the last grow returned nullopt. No error (false) when the last grow gave the bytes.
-  [[nodiscard]] std::error_code refusal() const { return {refusal_.load(), std::generic_category()}; }
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }  // "memory": in_memory()'s
@@ -64,7 +58,6 @@ class SpillFile final : public Backing {
   const bool is_memory_;
   const std::size_t memory_alignment_;
   std::uint64_t size_bytes_ = 0;  // only grow uses it
-  std::atomic<int> refusal_{0};   // an errno
   mutable SpillChecksums checksums_;
 };
 

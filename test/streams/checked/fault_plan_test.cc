@@ -102,7 +102,6 @@ TEST_CASE("a disk that is full when the spill file is to grow leaves no room, an
   {
     const PlannedFault fault(FaultPoint::kFallocate, 1, Extent::kFromThenOn);
     CHECK_FALSE(tier.try_acquire(kMiB).has_value());
-    CHECK(tier.refusal() == std::errc::no_space_on_device);
   }
   forget_refusal();
   round_trip(tier);

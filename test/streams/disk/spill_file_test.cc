@@ -151,17 +151,14 @@ TEST_CASE("a file size limit stops a spill file without a signal, and raising it
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
   const auto within = file.grow(2 * kMiB);
   const auto refused = file.grow(1);
-  const std::error_code refusal = file.refusal();
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
 
   CHECK(within.has_value());
   CHECK_FALSE(refused.has_value());
-  CHECK(refusal == std::errc::file_too_large);
 
   const auto after = file.grow(1);
   REQUIRE(after.has_value());
   CHECK(after->address == 2 * kMiB);
-  CHECK_FALSE(file.refusal());
 }
 
 TEST_CASE("a spill file in memory leaves the system a reserve, and grows on within that") {
@@ -172,11 +169,9 @@ TEST_CASE("a spill file in memory leaves the system a reserve, and grows on with
   limited.rlim_cur = 2 * kMiB;  // a file that leaves no reserve would otherwise take the machine's memory
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
   const auto refused = file->grow(read_system_memory().available_bytes);
-  const std::error_code refusal = file->refusal();
   const auto within = file->grow(kMiB);
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
   CHECK_FALSE(refused.has_value());
-  CHECK(refusal == std::errc::not_enough_memory);
   CHECK(within.has_value());
 }
 
@@ -186,15 +181,13 @@ TEST_CASE("a size that no file can have is refused and not wrapped around") {
   REQUIRE(file.grow(kPageBytes).has_value());
   CHECK_FALSE(file.grow(SIZE_MAX).has_value());
   CHECK_FALSE(file.grow(SIZE_MAX / 2).has_value());
-  CHECK(file.refusal() == std::errc::file_too_large);
   CHECK(file_bytes(file) == kPageBytes);
 }
 
 TEST_CASE("a full disk is known when the file grows, and what does fit is still given") {
   const int status = in_private_mount("tmpfs", "size=1m", [](const fs::path& folder) {
     SpillFile file(folder);
-    return !file.grow(2 * kMiB).has_value() && file.refusal() == std::errc::no_space_on_device &&
-           file.grow(kMiB / 2).has_value() && !file.refusal() && !file.grow(kMiB).has_value() &&
+    return !file.grow(2 * kMiB).has_value() && file.grow(kMiB / 2).has_value() && !file.grow(kMiB).has_value() &&
            file.grow(kMiB / 2).has_value();
   });
   CHECK((status == 0 || status == kMayNotMount));
