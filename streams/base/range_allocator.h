@@ -40,7 +40,6 @@ class RangeAllocator {
   [[nodiscard]] std::vector<Ticket> gates() const;
 
   [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
-  [[nodiscard]] std::size_t range_count() const { return ranges_.size(); }
 
  private:
   // A part of a free range that somebody may still be using.

@@ -36,7 +36,7 @@ TEST_CASE("a take gets the smallest range that fits, and the lowest address amon
   CHECK(ranges.take(5)->address == 2015);
   CHECK_FALSE(ranges.take(45).has_value());
   CHECK(ranges.free_bytes() == 44);
-  CHECK(ranges.range_count() == 1);
+  CHECK(ranges.take(44).has_value());
 }
 
 TEST_CASE("neighbours merge in every order of release") {
@@ -46,7 +46,6 @@ TEST_CASE("neighbours merge in every order of release") {
     for (const std::uint64_t address : addresses) {
       ranges.add(address, 10, {});
     }
-    CHECK(ranges.range_count() == 1);
     CHECK(ranges.free_bytes() == 30);
     CHECK(ranges.take(30)->address == 0);
   } while (std::next_permutation(addresses.begin(), addresses.end()));
@@ -56,7 +55,6 @@ TEST_CASE("ranges that do not touch stay apart") {
   RangeAllocator ranges;
   ranges.add(0, 10, {});
   ranges.add(11, 10, {});
-  CHECK(ranges.range_count() == 2);
   CHECK_FALSE(ranges.take(11).has_value());
 }
 
