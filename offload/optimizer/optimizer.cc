@@ -9,6 +9,7 @@
 #include <torch/serialize/archive.h>
 
 #include "offload/base/gradient_hook.h"
+#include "offload/base/managed_key.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/part_update.h"
@@ -22,8 +23,7 @@ using torch::optim::OptimizerOptions;
 constexpr const char* kStep = "step";
 
 bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                        Update update, UpdateOn update_on) {
-  update.is_postponed = true;
+                        const Update& update, UpdateOn update_on) {
   std::vector<at::Tensor> others{gradient};
   for (const Part& part : parts) {
     append_tensors(part, others);
@@ -32,7 +32,7 @@ bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
       parameter, others,
       [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
                                                                                  const std::vector<at::Tensor>& taken) {
-        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on);
+        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on, is_managed(target));
       },
       target_use_of(update, parts));
 }
@@ -191,7 +191,7 @@ void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& opti
     state.parts = std::move(parts);
   }
   const Update update{rule_, options.clone(), state.step += 1, has_new_states};
-  update_now(parameter, gradient, state.parts, update, update_on_);
+  update_now(parameter, gradient, state.parts, update, update_on_, /*follows_weight=*/true);
 }
 
 // Returns false where the update cannot wait: some of what it takes may be used without being seen, or is new.

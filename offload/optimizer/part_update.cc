@@ -90,8 +90,7 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
   }
 }
 
-// `follows_weight`: whether a master takes the weight's value, and the weight the master's. What stands in for a
-// parameter that has ended has no value; the masters have it.
+// `follows_weight`: whether a master takes the weight's value, and the weight the master's.
 void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, const Update& update,
                  Kernels kernels, bool follows_weight) {
   const auto master = part.find(kMaster);
@@ -152,9 +151,8 @@ void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::s
 }
 
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                  const Update& update, UpdateOn update_on) {
+                  const Update& update, UpdateOn update_on, bool follows_weight) {
   const OnDevice all_parts({parameter, gradient});
-  const bool follows_weight = !update.is_postponed || is_managed(parameter);
   const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     std::vector<at::Tensor> tensors;
@@ -186,7 +184,7 @@ bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
 }
 
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                const Update& update, UpdateOn update_on) {
+                const Update& update, UpdateOn update_on, bool follows_weight) {
   if (update_on == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts)) {
     refuse_capture(parameter);
     const bool is_copied = !has_home(gradient);
@@ -201,7 +199,7 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
       }
     }
   }
-  update_parts(parameter, gradient, parts, update, update_on);
+  update_parts(parameter, gradient, parts, update, update_on, follows_weight);
   if (update_on == UpdateOn::kCpu) {
     bump_version(parameter);
   }
@@ -209,8 +207,7 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
 
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
-                                                    const std::vector<Part>& parts, Update update) {
-  update.is_postponed = true;
+                                                    const std::vector<Part>& parts, const Update& update) {
   const auto on_device = std::make_shared<at::Tensor>();  // the gradient, where the update cannot be done at home
   std::function<void()> prepare;
   if (copy != nullptr) {
@@ -226,7 +223,7 @@ std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
         }
         const at::Tensor& from = copy == nullptr ? taken.front() : *on_device;
         const std::vector<Part> parts = as_parts(taken, copy == nullptr ? 1 : 0, names, count);
-        update_parts(target, from, parts, update, UpdateOn::kCpu);
+        update_parts(target, from, parts, update, UpdateOn::kCpu, is_managed(target));
       },
       target_use_of(update, parts), prepare);
 }

@@ -18,9 +18,8 @@ namespace ebb {
 struct Update {
   const UpdateRule& rule;
   std::shared_ptr<const torch::optim::OptimizerOptions> options;
-  std::int64_t step;          // from 1
-  bool has_new_states;        // which are zero
-  bool is_postponed = false;  // set by what puts it off: its target may stand in for a parameter that has ended
+  std::int64_t step;    // from 1
+  bool has_new_states;  // which are zero
 };
 
 // kRead where the parameter's values go into its states.
@@ -32,15 +31,16 @@ struct Update {
                                       const std::vector<Part>& parts);
 
 // Updates the parameter, part by part. kCpu: at home, if that is possible, and the calling thread waits for the
-// gradient. Otherwise what is managed comes to where the parameter is used.
+// gradient. Otherwise what is managed comes to where the parameter is used. `follows_weight`: false where `parameter`
+// stands in for one that has ended, which has no value; the masters have it.
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                const Update& update, UpdateOn update_on);
+                const Update& update, UpdateOn update_on, bool follows_weight);
 
 // Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that has no home; otherwise
 // null. Returns null, and has done nothing, where the update cannot be put off.
 [[nodiscard]] std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
                                                                   const at::Tensor& gradient,
                                                                   const std::shared_ptr<HostCopy>& copy,
-                                                                  const std::vector<Part>& parts, Update update);
+                                                                  const std::vector<Part>& parts, const Update& update);
 
 }  // namespace ebb
