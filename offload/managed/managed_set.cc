@@ -255,9 +255,8 @@ bool ManagedSet::note_use(const Use& use) {
 }
 
 void ManagedSet::begin_operation() {
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
+  end_references();
   const MutexLock lock(mutex_);
-  ended.swap(references_);
   if (log_) {
     log_->operation_begins();
   }
@@ -587,10 +586,10 @@ void ManagedSet::forget_leaving(const Stored& storage) noexcept {
 
 void ManagedSet::add_to(Stats& stats) {
   stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), device_bytes_};
-  stats.managed_prefetched = {prefetched_.tensors, prefetched_.bytes};
-  stats.managed_fetched_late = {fetched_late_.tensors, fetched_late_.bytes};
+  stats.managed_prefetched = prefetched_.count();
+  stats.managed_fetched_late = fetched_late_.count();
   stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};
-  stats.managed_evicted = {evicted_.tensors, evicted_.bytes};
+  stats.managed_evicted = evicted_.count();
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
     if (each != nullptr && each->is_alive()) {

@@ -17,6 +17,7 @@
 #include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
+#include "offload/report/counters.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/residency.h"
@@ -181,20 +182,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   enum class CopiesHome : std::uint8_t { kMakeStreamsWait, kBlock, kGiveUp };
   enum class Room : std::uint8_t { kThere, kNotThere, kNotYet };
 
-  struct AtomicCount {
-    std::atomic<std::uint64_t> tensors{0};
-    std::atomic<std::uint64_t> bytes{0};
-
-    void add(std::uint64_t more_bytes) {
-      ++tensors;
-      bytes += more_bytes;
-    }
-    void reset() {
-      tensors = 0;
-      bytes = 0;
-    }
-  };
-
   // A storage on the device that is not in use.
   struct Expected {
     UseOrder::Key key;
@@ -238,9 +225,9 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::atomic<std::uint64_t> device_bytes_;
   ManagedStorage::Gauges gauges_;
   Gauge resident_;
-  AtomicCount prefetched_;
-  AtomicCount fetched_late_;
-  AtomicCount evicted_;
+  Counter prefetched_;
+  Counter fetched_late_;
+  Counter evicted_;
   std::atomic<bool> refused_{false};
 
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock

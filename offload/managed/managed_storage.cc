@@ -129,7 +129,6 @@ void ManagedStorage::renew_refusal() {
 void ManagedStorage::begin_use() {
   const MutexLock lock(mutex_);
   ++uses_;
-  in_use_now_ = true;
 }
 
 void ManagedStorage::end_use(bool written) noexcept {
@@ -137,7 +136,6 @@ void ManagedStorage::end_use(bool written) noexcept {
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
   const MutexLock lock(mutex_);
   --uses_;
-  in_use_now_ = uses_ > 0;
   if (!storage || state_ == State::kReleased) {
     return;
   }
@@ -190,11 +188,10 @@ void ManagedStorage::bring(c10::Stream stream) {
     tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
     tier_.wait_or_block(WaitPoint::kBackAfterOut, stream, left_);
     add_user_locked(stream);
-  }
-  refuse_access(*storage, false);
-  if (stream == owner_) {
+  } else {
     report_use_locked(stream);
   }
+  refuse_access(*storage, false);
 }
 
 void ManagedStorage::release() {
@@ -239,7 +236,6 @@ void* ManagedStorage::begin_use_at_home() {
     left_->synchronize();  // throws where the copy has failed
   }
   ++uses_;
-  in_use_now_ = true;
   user_at_home_ = std::this_thread::get_id();
   return home_.data();
 }
@@ -249,7 +245,6 @@ void ManagedStorage::end_use_at_home() noexcept {
   {
     const MutexLock lock(mutex_);
     --uses_;
-    in_use_now_ = uses_ > 0;
     user_at_home_.reset();
     homes_ = HomesBytes::kSame;
     if (storage && state_ != State::kReleased) {  // a use that did not get the bytes has let the address be read
@@ -337,21 +332,18 @@ bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
     tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
   }
   const bool can_come_back = garbage.storage && !is_replaced_while_away_locked(*garbage.storage);
-  if (can_come_back && stays_after_failure_locked()) {
+  const bool has_failed = can_come_back && stays_after_failure_locked();
+  homes_ = has_failed ? HomesBytes::kOld : HomesBytes::kSame;
+  if (has_failed || (can_come_back && is_wanted_ && wait == Wait::kNo)) {
     install_locked(*garbage.storage);
-    return true;
+  } else {
+    garbage.memory = let_go_locked();
   }
-  homes_ = HomesBytes::kSame;
-  if (can_come_back && is_wanted_ && wait == Wait::kNo) {
-    install_locked(*garbage.storage);
-    return true;
-  }
-  garbage.memory = let_go_locked();
   return true;
 }
 
 bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept {
-  if (in_use_now_) {  // this thread may hold the lock, if the thread asks for the memory of these bytes
+  if (uses_ > 0) {  // this thread may hold the lock, if the thread asks for the memory of these bytes
     return false;
   }
   if (storage_.use_count() == 1 && !may_refer_to(*storage_._unsafe_get_target())) {

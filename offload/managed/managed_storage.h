@@ -69,7 +69,7 @@ class ManagedStorage {
   [[nodiscard]] bool is_at_home() const { return state_ == State::kHome; }
 
   // Whether leave() could have the bytes leave, or the storage has ended. Only a hint, too.
-  [[nodiscard]] bool can_leave() const { return is_here() && !in_use_now_ && (!stays_now_ || !is_alive()); }
+  [[nodiscard]] bool can_leave() const { return is_here() && uses_ == 0 && (!stays_now_ || !is_alive()); }
 
   // Whether the home has the bytes, so that they leave without a copy.
   [[nodiscard]] bool home_has_bytes();
@@ -169,13 +169,12 @@ class ManagedStorage {
   const std::uint32_t item_;
   const c10::Stream owner_;
   std::atomic<State> state_{State::kInstalled};  // changes under mutex_ only
-  std::atomic<bool> in_use_now_{false};
-  std::atomic<bool> stays_now_{false};  // a copy out has failed
+  std::atomic<int> uses_{0};                     // the same
+  std::atomic<bool> stays_now_{false};           // a copy out has failed
   std::atomic<bool> is_about_to_change_{false};
 
   Mutex mutex_;
   std::condition_variable use_at_home_is_over_;
-  int uses_ EBB_GUARDED_BY(mutex_) = 0;
   std::optional<std::thread::id> user_at_home_ EBB_GUARDED_BY(mutex_);  // who is one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done

@@ -17,28 +17,11 @@
 #include "streams/base/tier.h"
 
 namespace ebb {
-namespace {
-
-// The calling thread's state is that of a new thread, without gradients.
-class PlainState {
- public:
-  PlainState() = default;
-  PlainState(const PlainState&) = delete;
-  PlainState& operator=(const PlainState&) = delete;
-
- private:
-  const c10::InferenceMode no_inference_{false};
-  const c10::impl::ForceDispatchKeyGuard no_modes_{c10::default_included_set, c10::default_excluded_set};
-  const at::NoGradGuard no_grad_;
-};
-
-}  // namespace
 
 WeakAlias::WeakAlias(const at::Tensor& tensor)
     : storage_(tensor.storage().getWeakStorageImpl()),
       options_(tensor.options()),
       keys_(tensor.key_set()),
-      dtype_(tensor.dtype()),
       sizes_(tensor.sizes().vec()),
       strides_(tensor.strides().vec()),
       offset_(tensor.storage_offset()) {}
@@ -48,7 +31,7 @@ std::optional<at::Tensor> WeakAlias::lock() const {
   if (storage == nullptr) {
     return std::nullopt;
   }
-  auto alias = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys_, dtype_);
+  auto alias = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys_, options_.dtype());
   alias->set_sizes_and_strides(sizes_, strides_, offset_);
   return at::Tensor(std::move(alias));
 }
@@ -104,7 +87,10 @@ void PostponedWork::run_ahead() noexcept {
 void PostponedWork::run_locked(Held& held) {
   runner_ = std::this_thread::get_id();
   const auto leave = c10::make_scope_exit([&] { runner_ = std::thread::id(); });
-  const PlainState plain;
+  // The calling thread's state is that of a new thread, without gradients.
+  const c10::InferenceMode no_inference(false);
+  const c10::impl::ForceDispatchKeyGuard no_modes(c10::default_included_set, c10::default_excluded_set);
+  const at::NoGradGuard no_grad;
   const c10::StreamGuard there(stream_);
   std::optional<at::Tensor> target = target_.lock();
   const bool has_ended = !target;

@@ -39,7 +39,6 @@ class WeakAlias {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   c10::TensorOptions options_;
   c10::DispatchKeySet keys_;
-  caffe2::TypeMeta dtype_;
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> strides_;
   std::int64_t offset_;
@@ -91,10 +90,9 @@ class PostponedWork {
   // Returns whether it has.
   bool drop_if_unseen();
 
-  // Whether the target has ended before the work has run; whether the work has run, or was dropped; whether
-  // before_use() has nothing to do any more, on whatever stream.
+  // Whether the target has ended before the work has run; whether before_use() has nothing to do any more, on whatever
+  // stream.
   [[nodiscard]] bool has_lost_target() const { return !has_run_ && target_.has_ended(); }
-  [[nodiscard]] bool has_run() const { return has_run_; }
   [[nodiscard]] bool is_over() const { return is_over_; }
 
  private:
