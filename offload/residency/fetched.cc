@@ -2,20 +2,18 @@
 
 namespace ebb {
 
-Fetched::Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream,
-                 std::shared_ptr<Gauge::Lease> on_device, Gauge::Lease window)
+Fetched::Fetched(Tier& tier, c10::Storage storage, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
+                 Gauge::Lease window)
     : tier_(tier),
       on_device_(std::move(on_device)),
       storage_(std::move(storage)),
-      arrived_(std::move(arrived)),
       stream_(stream),
       window_(std::move(window)) {}
 
 Fetched::~Fetched() {
-  if (waited_for_) {
-    return;
+  if (!waited_for_) {
+    tier_.wait_or_block(WaitPoint::kUnusedAfterIn, stream_, arrived_);
   }
-  tier_.wait_or_block(WaitPoint::kUnusedAfterIn, stream_, arrived_);
 }
 
 c10::Storage Fetched::get() {

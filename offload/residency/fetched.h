@@ -19,10 +19,10 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class Fetched {
  public:
-  // `arrived`: the copy in; empty where there is no copy, or none yet. `stream`: the stream whose pool the memory came
-  // from. `on_device`: the source's lease; empty for other memory, which is counted until it is freed. `window`: the
-  // room in the window that the bytes take until backward asks for them. `tier` must outlive this object.
-  Fetched(Tier& tier, c10::Storage storage, Ticket arrived, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
+  // `stream`: the stream whose pool the memory came from. `on_device`: the source's lease; empty for other memory,
+  // which is counted until it is freed. `window`: the room in the window that the bytes take until backward asks for
+  // them. `tier` must outlive this object.
+  Fetched(Tier& tier, c10::Storage storage, c10::Stream stream, std::shared_ptr<Gauge::Lease> on_device,
           Gauge::Lease window);
 
   // Makes the stream wait for the copy, unless get() has: memory that a copy still writes to must not go back to the
@@ -50,7 +50,7 @@ class Fetched {
   Tier& tier_;
   const std::shared_ptr<Gauge::Lease> on_device_;  // outlives storage_
   const c10::Storage storage_;
-  Ticket arrived_;
+  Ticket arrived_;  // the copy in; null where there is none, or none yet
   const c10::Stream stream_;
   std::atomic<bool> unclaimed_{true};
   std::atomic<bool> waited_for_{false};

@@ -38,7 +38,6 @@ TieredStorage::TieredStorage(std::shared_ptr<Residency> residency, c10::Storage 
     : residency_(std::move(residency)),
       bytes_(source.nbytes()),
       source_(source.getWeakStorageImpl()),
-      source_identity_(source.unsafeGetStorageImpl()),
       source_data_(source.data()),
       resident_(std::move(source)),
       on_device_(std::make_shared<Gauge::Lease>()),
@@ -80,12 +79,9 @@ void TieredStorage::may_be_evicted(c10::Stream stream) {
 }
 
 bool TieredStorage::evict(c10::Stream stream) {
-  if (this == fetching_here) {
-    return false;
-  }
   Leaving leaving;
   {
-    if (!mutex_.try_lock()) {
+    if (this == fetching_here || !mutex_.try_lock()) {
       return false;
     }
     const MutexLock lock(mutex_, std::adopt_lock);
@@ -318,7 +314,7 @@ c10::Storage TieredStorage::recompute(c10::Stream stream) {
   const c10::Storage storage =
       residency_->ledger().counted(std::move(made.mutable_data_ptr()), bytes_, DeviceAccount::Held::What::kRecomputed);
   residency_->ledger().counters().recomputed.add(bytes_);
-  auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, Ticket{}, stream, nullptr, Gauge::Lease{});
+  auto fetched = std::make_shared<Fetched>(residency_->tier(), storage, stream, nullptr, Gauge::Lease{});
   fetched->claim();
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
@@ -381,8 +377,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
       return beside_window;  // a source not held here may still be alive at its unpack
     }
     count_if_still_held_locked();
-    restored_ = std::make_shared<Fetched>(residency_->tier(), *source, Ticket{}, stream, device_lease_locked(),
-                                          std::move(room));
+    restored_ = std::make_shared<Fetched>(residency_->tier(), *source, stream, device_lease_locked(), std::move(room));
   } else if (handed_out_on_locked(stream)) {  // the program holds the bytes, and an unpack finds them there
     return true;
   } else {
@@ -403,10 +398,7 @@ bool TieredStorage::prefetch(std::optional<std::uint64_t> held_bytes) {
 
 void TieredStorage::cancel_prefetch() {
   std::shared_ptr<Fetched> unwanted;  // destroyed after the lock is released
-  if (this == fetching_here) {
-    return;
-  }
-  if (!mutex_.try_lock()) {
+  if (this == fetching_here || !mutex_.try_lock()) {
     return;
   }
   const MutexLock lock(mutex_, std::adopt_lock);
@@ -428,7 +420,7 @@ TieredStorage::DeviceCopies TieredStorage::release_locked() noexcept {
 
 // Whether `storage` is the source and has other memory than when it was saved.
 bool TieredStorage::was_swapped(const c10::StorageImpl& storage) const {
-  return &storage == source_identity_ && storage.data() != source_data_;
+  return &storage == source_identity() && storage.data() != source_data_;
 }
 
 // The source, if somebody still holds it. A source with other memory than at its save is returned too, as autograd
@@ -461,7 +453,7 @@ std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::
   void* const memory = data.get();
   // Every call that may fail comes before the copy starts.
   c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_, DeviceAccount::Held::What::kAsSaved);
-  auto fetched = std::make_shared<Fetched>(tier, std::move(storage), Ticket{}, stream, nullptr, std::move(window));
+  auto fetched = std::make_shared<Fetched>(tier, std::move(storage), stream, nullptr, std::move(window));
   // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
   // the block (R2).
   After after(WaitPoint::kInAfterMemory, stream);

@@ -52,7 +52,7 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
   [[nodiscard]] const std::shared_ptr<Residency>& residency() const { return residency_; }
 
   // The source's address, only to compare: the source may have been destroyed.
-  [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_identity_; }
+  [[nodiscard]] const c10::StorageImpl* source_identity() const { return source_._unsafe_get_target(); }
 
   // Lives while ebb refers to the source: resident or in the stash, and from there restored or lent.
   [[nodiscard]] std::weak_ptr<const void> held_by_ebb() const { return source_lease_; }
@@ -185,7 +185,6 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
   const std::shared_ptr<Residency> residency_;
   const std::size_t bytes_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
-  const c10::StorageImpl* const source_identity_;
   const void* const source_data_;
 
   Mutex recompute_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held while the recipe runs
