@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "offload/report/gauge.h"
+
 namespace ebb {
 
 void AccessHistory::remember(std::uint64_t signature, std::vector<std::uint32_t> observed) {
@@ -22,13 +24,8 @@ void AccessHistory::remember_sizes(std::uint64_t saved_bytes, std::uint64_t larg
 }
 
 void AccessHistory::raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
-  const auto raise = [](std::atomic<std::uint64_t>& value, std::uint64_t to) {
-    std::uint64_t now = value;
-    while (now < to && !value.compare_exchange_weak(now, to)) {
-    }
-  };
-  raise(under_way_.saved_bytes, saved_bytes);
-  raise(under_way_.largest_bytes, largest_bytes);
+  raise_to(under_way_.saved_bytes, saved_bytes);
+  raise_to(under_way_.largest_bytes, largest_bytes);
 }
 
 void AccessHistory::lower_sizes() {

@@ -141,8 +141,8 @@ class CheckedTier final : public Tier {
  protected:
   // Memory goes back to the pool that it came from.
   [[nodiscard]] c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) override {
+    c10::DataPtr data = tier_->allocate(bytes, stream);
     if (on_gpu()) {
-      c10::DataPtr data = tier_->allocate(bytes, stream);
       forget_former_memory(data.get(), bytes);
       return data;
     }
@@ -151,7 +151,6 @@ class CheckedTier final : public Tier {
       std::size_t bytes;
       c10::DataPtr data;
     };
-    c10::DataPtr data = tier_->allocate(bytes, stream);
     void* const address = data.get();
     const c10::Device device = data.device();
     auto* const memory = new Memory{actor(stream), bytes, std::move(data)};
