@@ -59,7 +59,8 @@ class StepRecorder {
 
   // Notes that a storage is about to be saved, and returns its index. `recompute`, `inputs`: as in StorageRecord.
   // `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has let go
-  // of the storage when nothing but this reference is left; an object of Python's, idle or not, counts as the program's.
+  // of the storage when nothing but this reference is left; an object of Python's, idle or not, counts as the
+  // program's.
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
                       std::weak_ptr<const void> held = {});
 
