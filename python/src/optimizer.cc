@@ -82,7 +82,7 @@ class CpuUpdates {
  public:
   static void now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                   const CpuUpdate& update) {
-    update_now(parameter, gradient, parts, update.get(), UpdateOn::kCpu);
+    update_now(parameter, gradient, parts, update.get(), UpdateOn::kCpu, /*follows_weight=*/true);
   }
 
   // Returns false, and has done nothing, where the update cannot be put off.
