@@ -236,6 +236,7 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
 
 // Returns whether what is expected next may have changed.
 bool ManagedSet::note_use(const Use& use) {
+  std::vector<Stored> dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   if (log_) {
     log_->use(use.storage->item(), use.storage->bytes(), use.written);
@@ -243,12 +244,14 @@ bool ManagedSet::note_use(const Use& use) {
   const std::uint32_t item = use.storage->item();
   const bool is_news = history_.use(item, use.storage->bytes(), fetched_ahead_bytes());
   order_.put(item, UseOrder::Where::kNowhere, history_.next_place(item));
-  // After a jump back in the history, what is used soon may be sorted as if used late, where nobody looks.
-  constexpr int kSortedAUse = 4;
-  for (int i = 0; i < kSortedAUse; ++i) {
-    next_sorted_ = (next_sorted_ + 1) % storages_.size();
-    if (next_sorted_ != item) {
-      sort_in(static_cast<std::uint32_t>(next_sorted_));
+  // After a jump back in the history, what is used soon may be sorted as if used late, where nobody looks. And what has
+  // ended keeps its home until somebody looks.
+  constexpr int kLookedAtAUse = 4;
+  for (int i = 0; i < kLookedAtAUse; ++i) {
+    next_looked_at_ = (next_looked_at_ + 1) % static_cast<std::uint32_t>(storages_.size());
+    if (next_looked_at_ != item) {
+      sort_in(next_looked_at_);
+      take_if_dead(next_looked_at_, dead);
     }
   }
   return is_news;
@@ -632,14 +635,17 @@ void ManagedSet::forget_the_dead() {
     }
     return is_dead;
   });
-  for (const Stored& each : storages_) {
-    if (each != nullptr && !each->is_alive()) {
-      const std::uint32_t item = each->item();
-      if (!in_slot_[item]) {
-        free_items_.push_back(item);
-      }
-      dead.push_back(exchange_stored(item, nullptr));
+  for (std::uint32_t item = 0; item < storages_.size(); ++item) {
+    take_if_dead(item, dead);
+  }
+}
+
+void ManagedSet::take_if_dead(std::uint32_t item, std::vector<Stored>& dead) {
+  if (storages_[item] != nullptr && !storages_[item]->is_alive()) {
+    if (!in_slot_[item]) {
+      free_items_.push_back(item);
     }
+    dead.push_back(exchange_stored(item, nullptr));
   }
 }
 

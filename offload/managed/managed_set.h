@@ -198,6 +198,8 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   [[nodiscard]] Stored exchange_stored(std::uint32_t item, Stored storage) EBB_REQUIRES(mutex_);
   void sort_in(std::uint32_t item) noexcept EBB_REQUIRES(mutex_);
+  // Forgets what is there if the program has let go of it; `dead` gets it, to be destroyed after the lock is released.
+  void take_if_dead(std::uint32_t item, std::vector<Stored>& dead) EBB_REQUIRES(mutex_);
   void sort_in(const ManagedStorage& storage) noexcept;
   [[nodiscard]] bool is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
@@ -233,7 +235,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseHistory history_ EBB_GUARDED_BY(mutex_);
   UseOrder order_ EBB_GUARDED_BY(mutex_);  // of what is not in use
-  std::size_t next_sorted_ EBB_GUARDED_BY(mutex_) = 0;
+  std::uint32_t next_looked_at_ EBB_GUARDED_BY(mutex_) = 0;
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
   std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage

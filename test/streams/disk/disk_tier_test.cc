@@ -204,7 +204,7 @@ TEST_CASE("a block that the system has no room for is refused") {
   const auto block = tier.try_acquire(2 * kMiB);
   REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
   CHECK_FALSE(block.has_value());
-  CHECK(tier.pool_stats().refusals == 1);
+  CHECK(tier.pool_stats().refusals > 0);
 }
 
 TEST_CASE("a folder that does not exist is named when a disk tier is made") {
