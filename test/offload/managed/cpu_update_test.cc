@@ -233,6 +233,18 @@ TEST_CASE("homes of gradients that the CPU has used end with them", "[managed]")
   CHECK(rig.stats().pool.peak_bytes <= 5 * kBytes);  // the weight, two states, and a gradient beside the one before
 }
 
+TEST_CASE("homes of gradients end with them, though each outlives the beginning of the next", "[managed]") {
+  Rig rig(late_without_stash());
+  const at::Tensor weight = make_weight();
+  rig.offloader().manage({weight}, within(100 * kBytes));
+  at::Tensor before;
+  for (int step = 0; step < 20; ++step) {
+    backward(weight);
+    before = std::exchange(weight.mutable_grad(), at::Tensor());
+  }
+  CHECK(rig.stats().pool.peak_bytes <= 5 * kBytes);
+}
+
 TEST_CASE("a negated gradient keeps its sign", "[managed]") {
   const bool gradients = GENERATE(true, false);
   Tensors found;
