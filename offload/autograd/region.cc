@@ -276,7 +276,7 @@ at::Tensor Region::find(std::size_t place) {
     }
   }
   if (!tensor.defined()) {
-    tensor = taken.recall();
+    tensor = taken.recall();  // without the lock, as is check(): Note [The interpreter's lock]
   }
   if (tensor.defined()) {
     version->check(tensor);

@@ -258,8 +258,9 @@ bool ManagedSet::note_use(const Use& use) {
 }
 
 void ManagedSet::begin_operation() {
-  end_references();
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
+  ended.swap(references_);
   if (log_) {
     log_->operation_begins();
   }

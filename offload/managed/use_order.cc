@@ -16,6 +16,9 @@ void UseOrder::add(UseHistory::Item item) {
 
 void UseOrder::put(UseHistory::Item item, Where where, UseHistory::Place next) noexcept {
   Known& known = known_[item];
+  if (known.where == where && known.key.next == next) {
+    return;
+  }
   Keys::node_type node = keys(known.where).extract(known.key);
   known = {{next, item}, where};
   node.value() = known.key;

@@ -59,10 +59,9 @@ bool PlanDecider::may_compute(const GraphRecipe& recipe) {
   for (const auto& input : recipe.inputs()) {
     if (input != nullptr && input->is_of_leaf() && !is_managed(input->shape())) {
       const c10::Storage& storage = input->shape().storage();
-      const Leaf& leaf =
-          leaves_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl(), storage.data())
-              .first->second;
-      all_stay = leaf.stays.value_or(false) && all_stay;
+      const auto known = leaves_.try_emplace(storage.unsafeGetStorageImpl(),
+                                             Leaf{.storage = storage.getWeakStorageImpl(), .data = storage.data()});
+      all_stay = known.first->second.stays.value_or(false) && all_stay;
     }
   }
   return all_stay;

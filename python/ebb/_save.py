@@ -52,13 +52,20 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     with _new_file(os.path.realpath(os.fsdecode(path))) as file:
         records = _Records(file)
         writer = torch._C.PyTorchFileWriter(records)
-        for name, text in texts.items():
-            writer.write_record(name, text, len(text))
-        for key, read in pickler.storages.items():
-            records.check()
-            storage = read().untyped_storage()
-            writer.write_record(f"data/{key}", storage, storage.nbytes())
-        writer.write_end_of_file()
+        try:
+            for name, text in texts.items():
+                writer.write_record(name, text, len(text))
+            for key, read in pickler.storages.items():
+                records.check()
+                storage = read().untyped_storage()
+                writer.write_record(f"data/{key}", storage, storage.nbytes())
+            writer.write_end_of_file()
+        except BaseException:
+            # Otherwise the writer's destructor does this, and ends the process where write() has raised: a signal may
+            # arrive before the first line of write().
+            with contextlib.suppress(RuntimeError):
+                writer.write_end_of_file()
+            raise
         records.check()
 
 

@@ -247,6 +247,36 @@ ebb.save(torch.ones(3), PATH)
 """
 
 
+INTERRUPTED_BETWEEN_LINES = """
+import torch, ebb
+from ebb import _save
+ebb.save(torch.ones(3), PATH)
+write, calls = _save._Records.write, 0
+
+def interrupted(records, data):
+    global calls
+    calls += 1
+    if calls == AT:
+        raise KeyboardInterrupt
+    return write(records, data)
+
+_save._Records.write = interrupted
+try:
+    ebb.save([torch.ones(1 << 12)] * 2, PATH)
+except KeyboardInterrupt:
+    pass
+else:
+    raise AssertionError("no error")
+assert torch.load(PATH).numel() == 3
+"""
+
+
+@pytest.mark.parametrize("at", [1, 5, 12])
+def test_a_signal_before_a_write_has_begun_is_an_error_and_no_more(tmp_path, at):
+    run_python(f"PATH, AT = {str(tmp_path / 'checkpoint.pt')!r}, {at}" + INTERRUPTED_BETWEEN_LINES)
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
 def test_links_and_permissions_stay(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

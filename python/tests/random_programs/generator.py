@@ -18,6 +18,7 @@ class _Generator:
         self._has_modes = rng.random() < 0.5
         self._has_ebbs_regions = rng.random() < 0.3
         self._in_ebbs_region = False
+        self._may_stop_early = False
         self._may_have_ebbs_region = (
             True  # not inside of hooks that lose bits or count to a refusal: it has other saves
         )
@@ -75,6 +76,8 @@ class _Generator:
         operation = rng.choice(operations.OPERATIONS)
         while self._in_ebbs_region and "norm({0})" in operation.text and "run." in operation.text:
             operation = rng.choice(operations.OPERATIONS)  # a second run counts, where there is one
+        while self._may_stop_early and "rrelu" in operation.text:
+            operation = rng.choice(operations.OPERATIONS)  # saves what it has yet to fill, and torch stops there
         made = [name for name in names if name[0] in "vp"]
         # A region of ebb's own must leave its inputs, and what it captures, as they are.
         if self._has_writes and made and not self._in_ebbs_region and rng.random() < 0.2:
@@ -115,10 +118,11 @@ class _Generator:
         parameters = [self._new("p") for _ in operands]
         inside = [*(names if captures else LEAVES), *parameters]
         known = len(inside)
-        before = self._in_ebbs_region
+        before = self._in_ebbs_region, self._may_stop_early
         self._in_ebbs_region |= "run.checkpoint" in header
+        self._may_stop_early |= "use_reentrant=False" in header
         body = self._body(inside, depth + 1, captures)
-        self._in_ebbs_region = before
+        self._in_ebbs_region, self._may_stop_early = before
         made = inside[known:] or parameters
         returned = [made[-1]]
         if len(made) > 1 and rng.random() < 0.3:
