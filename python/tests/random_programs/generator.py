@@ -18,7 +18,7 @@ class _Generator:
         self._has_modes = rng.random() < 0.5
         self._has_ebbs_regions = rng.random() < 0.3
         self._in_ebbs_region = False
-        self._may_stop_early = False
+        self._in_torchs_region = False
         self._may_have_ebbs_region = (
             True  # not inside of hooks that lose bits or count to a refusal: it has other saves
         )
@@ -72,11 +72,13 @@ class _Generator:
             at = 1 if self._in_ebbs_region else rng.randint(1, 3)
             return Line(rng.choice(operations.ERRORS).format(self._new("r"), at), [])
         if chance < 0.04 and not self._in_ebbs_region:  # a second run would add the hook to what it captures once more
-            return Line(rng.choice(operations.HOOKS).format(self._new("g")), [self._pick(names)])
+            # In torch's region a leaf's hook that runs backward was seen to start others without end, without ebb, too.
+            hooks = operations.HOOKS[:1] if self._in_torchs_region else operations.HOOKS
+            return Line(rng.choice(hooks).format(self._new("g")), [self._pick(names)])
         operation = rng.choice(operations.OPERATIONS)
         while self._in_ebbs_region and "norm({0})" in operation.text and "run." in operation.text:
             operation = rng.choice(operations.OPERATIONS)  # a second run counts, where there is one
-        while self._may_stop_early and "rrelu" in operation.text:
+        while self._in_torchs_region and "rrelu" in operation.text:
             operation = rng.choice(operations.OPERATIONS)  # saves what it has yet to fill, and torch stops there
         made = [name for name in names if name[0] in "vp"]
         # A region of ebb's own must leave its inputs, and what it captures, as they are.
@@ -118,11 +120,11 @@ class _Generator:
         parameters = [self._new("p") for _ in operands]
         inside = [*(names if captures else LEAVES), *parameters]
         known = len(inside)
-        before = self._in_ebbs_region, self._may_stop_early
+        before = self._in_ebbs_region, self._in_torchs_region
         self._in_ebbs_region |= "run.checkpoint" in header
-        self._may_stop_early |= "use_reentrant=False" in header
+        self._in_torchs_region |= "use_reentrant=False" in header
         body = self._body(inside, depth + 1, captures)
-        self._in_ebbs_region, self._may_stop_early = before
+        self._in_ebbs_region, self._in_torchs_region = before
         made = inside[known:] or parameters
         returned = [made[-1]]
         if len(made) > 1 and rng.random() < 0.3:
