@@ -35,9 +35,7 @@ bool has_moved_much(const Stats& stats) {
          kMuch * static_cast<double>(stats.steps) * static_cast<double>(stats.saved_if_kept.peak_bytes);
 }
 
-}  // namespace
-
-std::string summary(const Stats& stats) {
+std::string of_saved(const Stats& stats) {
   const std::uint64_t peak = peak_bytes(stats);
   const std::uint64_t if_kept = stats.saved_if_kept.peak_bytes;
   if (stats.steps == 0 && gone_bytes(stats) == 0) {  // nobody was asked about a storage
@@ -56,6 +54,19 @@ std::string summary(const Stats& stats) {
       human_bytes(if_kept), if_kept == 0 ? 0.0 : 100 * (static_cast<double>(peak) / static_cast<double>(if_kept) - 1),
       human_bytes(stats.offloaded.bytes + stats.evicted.bytes), human_bytes(stats.recomputed.bytes), stats.stalled_ms);
   return text;
+}
+
+std::string of_managed(const Stats& stats) {
+  const std::uint64_t late = stats.managed_fetched_late.bytes;
+  return fmt::format("managed tensors took at most {} of the device, and {} were fetched, {} of them late",
+                     human_bytes(stats.managed_on_device.peak_bytes),
+                     human_bytes(stats.managed_prefetched.bytes + late), human_bytes(late));
+}
+
+}  // namespace
+
+std::string summary(const Stats& stats) {
+  return stats.managed_on_device.peak_bytes == 0 ? of_saved(stats) : of_saved(stats) + "; " + of_managed(stats);
 }
 
 std::vector<std::string> warnings(const Stats& stats, const std::vector<Matches>& matches) {

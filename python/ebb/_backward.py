@@ -1,5 +1,6 @@
 """Tells ebb where each backward pass begins and ends: Python's engine runs them, and not the one that ebb installs."""
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -11,14 +12,16 @@ import torch.autograd.graph
 from ebb import _core
 from ebb._wrap_once import wrap_once
 
-_watches: dict[weakref.ref[Any], Callable[[Any], bool]] = {}
+_watches: dict[int, tuple[weakref.ref[Any], Callable[[Any], bool]]] = {}
+_numbers = itertools.count()
 os.register_at_fork(after_in_child=_watches.clear)
 
 
 def watch_backward(owner: Any, watch: Callable[[Any], bool]) -> None:
     """Calls watch(owner) after each backward pass that did not raise, on its thread, until that returns False or the
     owner is gone. A forked child does not."""
-    _watches[weakref.ref(owner, lambda gone: _watches.pop(gone, None))] = watch
+    number = next(_numbers)
+    _watches[number] = weakref.ref(owner, lambda gone: _watches.pop(number, None)), watch
 
 
 def wrap_backward() -> None:
@@ -27,10 +30,10 @@ def wrap_backward() -> None:
     def make(run: Any) -> Any:
         def _engine_run_backward(*arguments: Any, **named: Any) -> Any:
             result = _core.run_backward(run, *arguments, **named)
-            for owner_of in list(_watches):
-                owner, watch = owner_of(), _watches.pop(owner_of, None)  # one that raises does not come back
-                if owner is not None and watch is not None and watch(owner):
-                    _watches[owner_of] = watch
+            for number in list(_watches):
+                watched = _watches.pop(number, None)  # one that raises does not come back
+                if watched is not None and (owner := watched[0]()) is not None and watched[1](owner):
+                    _watches[number] = watched
             return result
 
         return _engine_run_backward

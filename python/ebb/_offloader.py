@@ -3,6 +3,7 @@
 import os
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -12,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ebb import _core, _trace
+from ebb._backward import watch_backward
+from ebb._managed import is_managed
 from ebb._sizes import Size, to_bytes
 from ebb.policies import PolicyLike, as_policy
 
@@ -52,6 +55,29 @@ def _make(parameter: torch.Tensor, device: torch.device) -> None:
     parameter._backward_hooks = parameter._backward_hooks
     if parameter._post_accumulate_grad_hooks is not None:
         parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
+
+
+def _warn_of_other_memory() -> Callable[["Offloader"], bool]:
+    """For watch_backward: warns once where parameters that were given to manage() are not managed any more."""
+    passes = 0
+
+    def watch(offloader: "Offloader") -> bool:
+        nonlocal passes
+        passes += 1
+        if passes & (passes - 1):  # each look costs; the further apart they are, the less
+            return True
+        alive = [each for of in offloader._managed.copy().values() if (each := of()) is not None]
+        count = sum(not is_managed(each) for each in alive)
+        if count == 0:
+            return True
+        warnings.warn(
+            f"ebb: {count} of {len(alive)} parameters that were given to manage() have other memory since, which is not "
+            "managed: model.to(dtype) and model.half() do that. Call them before manage(), or manage() once more.",
+            stacklevel=2,
+        )
+        return False
+
+    return watch
 
 
 class Offloader:
@@ -167,6 +193,7 @@ class Offloader:
         self._records = {"record_timeline": record_timeline, "record_trace": record_trace}
         self._enabled = enabled
         self._core = _core.Offloader(options)
+        self._managed: dict[int, weakref.ref[torch.Tensor]] = {}  # the parameters, by id
         self._here = threading.local()
         self._is_distributed = False
 
@@ -288,7 +315,7 @@ class Offloader:
         Parameters in CPU memory are moved to the offloader's GPU, and parameters on the meta device get memory there,
         which is not initialized: one after the other, so that a model may be larger than the GPU's memory. Buffers stay
         where they are: model.to(offloader.device) moves those in CPU memory. Call model.to(dtype) and model.half() before:
-        they give parameters other memory, which is not managed.
+        they give parameters other memory, which is not managed. A UserWarning tells of that after a backward pass.
 
         Warns where no tensor is large enough to be managed.
 
@@ -339,6 +366,9 @@ class Offloader:
         if not managed and self._enabled:
             why = f"all of {len(tensors)} tensors are smaller than minimum_bytes" if tensors else "no tensor was chosen"
             warnings.warn(f"ebb: manage() manages nothing: {why}", stacklevel=2)
+        if not self._managed:
+            watch_backward(self, _warn_of_other_memory())
+        self._managed.update((id(each), weakref.ref(each)) for each in tensors if is_managed(each))
 
     def release(self, what: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Has parameters, their gradients and the optimizer's states on the device for good, as before manage().
@@ -347,7 +377,10 @@ class Offloader:
         the device has no room, with some of them released.
         """
         tensors = what.parameters() if isinstance(what, torch.nn.Module) else what
-        self._core.release([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        for each in tensors:
+            self._managed.pop(id(each), None)
+        self._core.release(tensors)
 
     def drain(self) -> None:
         """Has all copies out done and their sources let go of. For measuring; training does not need it."""

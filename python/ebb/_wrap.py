@@ -95,8 +95,9 @@ class _Hook:
     wrapped model is not wrapped.
     """
 
-    def __init__(self, forwards: _Forwards, function: Callable[..., None]) -> None:
+    def __init__(self, forwards: _Forwards, function: Callable[..., None], begins_guard: bool = False) -> None:
         self.forwards = forwards
+        self.begins_guard = begins_guard
         self._function = torch.compiler.disable(function, reason=f"ebb.wrap added it; {_EXPORT}")
 
     def __call__(self, *arguments: Any) -> None:
@@ -138,7 +139,8 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     computes after them: the loss, where that is computed by the model. (Only the module's own, if the one around it is
     a list or a dict.) The end of a name will do, from a dot on: "lm_head" for "module.lm_head". None: those that are
     named lm_head, output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []:
-    nothing is kept. ValueError for a name that the model does not have, or that is the end of several.
+    nothing is kept. ValueError for a name that the model does not have, or that is the end of several, and for a model
+    that is wrapped already: unwrap it first. A part of a wrapped model may be wrapped, too, and its own guard is on then.
     options: as Offloader's.
 
     The model's parameters and buffers are excluded, whether they are trained or frozen: in the first forward, and in
@@ -156,6 +158,8 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
         raise TypeError(f"ebb: wrap() got {type(model).__name__}, and needs a torch.nn.Module")
     if isinstance(keep, Offloader):
         raise TypeError("ebb: wrap() makes the Offloader, and takes its options: wrap(model, device_budget=\"24GB\")")
+    if any(isinstance(hook, _Hook) and hook.begins_guard for hook in model._forward_pre_hooks.values()):
+        raise ValueError("ebb: this model is wrapped already, by another Offloader: ebb.unwrap(model), then wrap it anew")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
     offloader = Offloader(**options)
@@ -179,7 +183,7 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
         forwards.end_this(module)
 
     def add_hooks(module: torch.nn.Module, begins: Callable[..., None]) -> None:
-        module.register_forward_pre_hook(_Hook(forwards, begins), prepend=True)
+        module.register_forward_pre_hook(_Hook(forwards, begins, begins is begin_model), prepend=True)
         module.register_forward_hook(_Hook(forwards, end), always_call=True)
 
     add_hooks(model, begin_model)
@@ -250,7 +254,8 @@ def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader], bool]:
         warnings.warn(
             "ebb.wrap: backward passes have reached the model, and nothing that they needed was saved under its guard. "
             f"The loop does not call this {type(model).__name__} but a part or a method of it, as Lightning calls "
-            "training_step: wrap the part, ebb.wrap(model.part), or have `with offloader:` around what the loop calls.",
+            "training_step: wrap the part, ebb.wrap(model.part), or have `with offloader:` around what the loop calls. Or "
+            "all parts that save are under guards of their own.",
             stacklevel=2,
         )
         return False

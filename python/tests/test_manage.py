@@ -420,6 +420,32 @@ def test_some_parameters_may_be_chosen(home):
     assert model[4].weight.data_ptr() != 0
 
 
+def step_with_warnings(model):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.arange(8)).float().sum().backward()
+    return [str(each.message) for each in caught if "given to manage()" in str(each.message)]
+
+
+def test_a_warning_says_once_that_parameters_have_other_memory_since(home):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    assert step_with_warnings(model) == []
+    model.to(torch.bfloat16)
+    (said,) = step_with_warnings(model)
+    assert "7 of 7 parameters" in said
+    assert "model.to(dtype)" in said
+    assert sum((step_with_warnings(model) for _ in range(8)), []) == []
+
+
+def test_released_parameters_are_not_warned_of(home):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    home.release(model[4])
+    home.release(model[1].weight)
+    assert sum((step_with_warnings(model) for _ in range(8)), []) == []
+
+
 def test_small_parameters_stay_by_default(home):
     model = new_model()
     with pytest.warns(UserWarning, match="manages nothing"):

@@ -374,6 +374,18 @@ def test_a_child_process_has_none_of_its_parents_warnings():
     )
 
 
+def test_a_model_is_wrapped_once_at_a_time():
+    model = new_model()
+    ebb.wrap(model, **EVERYTHING)
+    for each in (model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match="wrapped already"):
+            ebb.wrap(each, **EVERYTHING)
+    ebb.wrap(model.body, keep=[], **EVERYTHING)
+    again = ebb.wrap(ebb.unwrap(model), **EVERYTHING)
+    model(data()).sum().backward()
+    assert again.stats().offloaded.tensors > 0
+
+
 def test_wraps_leave_nothing_behind():
     from ebb._backward import _watches
 

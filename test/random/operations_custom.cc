@@ -1,5 +1,8 @@
 // torch::autograd::Functions that a user might write.
 
+#include <chrono>
+#include <thread>
+
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -7,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "test/random/operation.h"
+#include "test/random/slow_cpu.h"
 
 namespace ebb::graphs {
 namespace {
@@ -93,6 +97,14 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   }
 };
 
+at::Tensor through_the_cpu(const at::Tensor& x) {
+  const at::Tensor out = x.cpu().sigmoid();
+  if (SlowCpu::active && out.requires_grad()) {
+    out.register_hook([](const at::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); });
+  }
+  return out.to(x.device());
+}
+
 }  // namespace
 
 Operations custom_operations() {
@@ -106,8 +118,7 @@ Operations custom_operations() {
       {"gets_one_by_one", kind, 2,
        [](const Tensors& x, const Numbers&) { return GetsOneByOne::apply(x[0], fit(x[1], x[0]).expand_as(x[0])); }},
       {"recomputed", kind, 1, [](const Tensors& x, const Numbers&) { return Recomputed::apply(x[0]); }},
-      {"through_the_cpu", kind, 1,
-       [](const Tensors& x, const Numbers&) { return x[0].cpu().sigmoid().to(x[0].device()); }},
+      {"through_the_cpu", kind, 1, [](const Tensors& x, const Numbers&) { return through_the_cpu(x[0]); }},
   };
 }
 

@@ -58,6 +58,16 @@ TEST_CASE("where nothing left the device a summary says so") {
   CHECK_THAT(summary(with(100, 0)), Contains("100.0 MiB") && Contains("none left"));
 }
 
+TEST_CASE("a summary has what was on the device of managed tensors, and what was fetched in time and late") {
+  Stats stats;
+  stats.managed_on_device.peak_bytes = 3 * kMiB;
+  stats.managed_prefetched = {4, 40 * kMiB};
+  stats.managed_fetched_late = {1, 2 * kMiB};
+  CHECK_THAT(summary(stats), Contains("managed tensors took at most 3.0 MiB"));
+  CHECK_THAT(summary(stats), Contains("42.0 MiB were fetched") && Contains("2.0 MiB of them late"));
+  CHECK_THAT(summary(with(25, 60)), !Contains("managed"));
+}
+
 TEST_CASE(
     "a peak within a few percent of what it would have been is warned of, if much has moved and steps were enough") {
   CHECK(warnings(with(96, 60), {}).size() == 1);
