@@ -127,8 +127,8 @@ class Offloader {
   [[nodiscard]] Stats stats() const;
 
   // One line, without a newline, about the time that stats() covers: the peak of saved tensors on the device beside the
-  // peak that keeping everything would have had, how much was moved and recomputed, and how long the device waited; and
-  // the peak of managed tensors, what was fetched of them, and what of that was fetched late. The
+  // peak that keeping everything would have had, how much was moved and recomputed, and how long the device waited. The
+  // line also has the peak of managed tensors, and how many of their bytes were fetched, and fetched late. The
   // destructor logs this line if there were enough steps to tell (kEnoughSteps in summary.h). Without a budget the
   // destructor also warns where moving has gained nothing, and of a policy that looked for a kind of storage and found
   // none.

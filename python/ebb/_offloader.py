@@ -3,7 +3,6 @@
 import os
 import threading
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ebb import _core, _trace
 from ebb._backward import watch_backward
@@ -57,27 +57,18 @@ def _make(parameter: torch.Tensor, device: torch.device) -> None:
         parameter._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
 
 
-def _warn_of_other_memory() -> Callable[["Offloader"], bool]:
-    """For watch_backward: warns once where parameters that were given to manage() are not managed any more."""
-    passes = 0
-
-    def watch(offloader: "Offloader") -> bool:
-        nonlocal passes
-        passes += 1
-        if passes & (passes - 1):  # each look costs; the further apart they are, the less
-            return True
-        alive = [each for of in offloader._managed.copy().values() if (each := of()) is not None]
-        count = sum(not is_managed(each) for each in alive)
-        if count == 0:
-            return True
+def _warn_of_other_memory(offloader: "Offloader", passes: int) -> bool:
+    """For watch_backward: warns once of each parameter that was given to manage() and is not managed any more."""
+    others = [each for each in offloader._managed if not is_managed(each)]
+    for each in others:
+        offloader._managed.pop(each, None)
+    if others:
         warnings.warn(
-            f"ebb: {count} of {len(alive)} parameters that were given to manage() have other memory since, which is not "
-            "managed: model.to(dtype) and model.half() do that. Call them before manage(), or manage() once more.",
+            f"ebb: {len(others)} parameters that were given to manage() have other memory since, which is not managed: "
+            "model.to(dtype) and model.half() do that. Call them before manage(), or manage() once more.",
             stacklevel=2,
         )
-        return False
-
-    return watch
+    return True
 
 
 class Offloader:
@@ -193,7 +184,8 @@ class Offloader:
         self._records = {"record_timeline": record_timeline, "record_trace": record_trace}
         self._enabled = enabled
         self._core = _core.Offloader(options)
-        self._managed: dict[int, weakref.ref[torch.Tensor]] = {}  # the parameters, by id
+        self._managed = WeakTensorKeyDictionary()  # the parameters; the values are nothing
+        self._watch = watch_backward(self, _warn_of_other_memory)
         self._here = threading.local()
         self._is_distributed = False
 
@@ -366,9 +358,8 @@ class Offloader:
         if not managed and self._enabled:
             why = f"all of {len(tensors)} tensors are smaller than minimum_bytes" if tensors else "no tensor was chosen"
             warnings.warn(f"ebb: manage() manages nothing: {why}", stacklevel=2)
-        if not self._managed:
-            watch_backward(self, _warn_of_other_memory())
-        self._managed.update((id(each), weakref.ref(each)) for each in tensors if is_managed(each))
+        self._managed.update((each, None) for each in tensors if is_managed(each))
+        self._watch.passes = 0
 
     def release(self, what: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Has parameters, their gradients and the optimizer's states on the device for good, as before manage().
@@ -379,7 +370,7 @@ class Offloader:
         tensors = what.parameters() if isinstance(what, torch.nn.Module) else what
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         for each in tensors:
-            self._managed.pop(id(each), None)
+            self._managed.pop(each, None)
         self._core.release(tensors)
 
     def drain(self) -> None:

@@ -236,16 +236,11 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader], bool]:
+def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader, int], bool]:
     """For watch_backward: warns once where backward passes reach the model and nothing has been saved under a guard."""
     model_of = weakref.ref(model)
-    passes = 0
 
-    def watch(offloader: Offloader) -> bool:
-        nonlocal passes
-        passes += 1
-        if passes & (passes - 1):  # each look costs; the further apart they are, the less
-            return True
+    def look(offloader: Offloader, passes: int) -> bool:
         model = model_of()
         if model is None or not any(_hooks(model)) or offloader.stats().saved.tensors > 0:
             return False
@@ -260,7 +255,7 @@ def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader], bool]:
         )
         return False
 
-    return watch
+    return look
 
 
 def _outermost(names: Sequence[str]) -> list[str]:

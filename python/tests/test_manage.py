@@ -429,11 +429,13 @@ def step_with_warnings(model):
 
 def test_a_warning_says_once_that_parameters_have_other_memory_since(home):
     model = new_model()
+    for _ in range(5):  # looks are few once many passes have gone by, and start anew with manage()
+        step_with_warnings(model)
     home.manage(model, device_bytes=0, minimum_bytes=0)
     assert step_with_warnings(model) == []
     model.to(torch.bfloat16)
     (said,) = step_with_warnings(model)
-    assert "7 of 7 parameters" in said
+    assert "7 parameters" in said
     assert "model.to(dtype)" in said
     assert sum((step_with_warnings(model) for _ in range(8)), []) == []
 

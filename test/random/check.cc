@@ -142,10 +142,7 @@ bool is_of_missing_kernels(const std::string& difference) {
 bool plain_is_steady(const Program& program, const Ground& plain, const Outcome& expected) {
   constexpr int kRuns = 20;
   for (int i = 0; i < kRuns; ++i) {
-    std::optional<SlowCpu> slow;
-    if (i % 2 == 1) {
-      slow.emplace();  // Note [Sums of two threads]
-    }
+    const SlowCpu slow(i % 2 == 1);  // Note [Sums of two threads]
     if (first_difference(expected, run(program, plain))) {
       return false;
     }

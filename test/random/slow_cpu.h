@@ -4,8 +4,8 @@
 
 namespace ebb::graphs {
 
-// While an object of this class lives, nodes of the CPU in a GPU's graph wait before they run, in programs that were
-// begun meanwhile.
+// While an object of this class lives, nodes of the CPU in a GPU's graph wait before they run, in programs that are
+// begun meanwhile; with `is_slow` only.
 //
 // Note [Sums of two threads]
 // In a graph with nodes of a GPU and of the CPU, two threads of the engine run them side by side. Which of them adds
@@ -13,7 +13,7 @@ namespace ebb::graphs {
 // autograd shows that when one of the threads is late.
 class SlowCpu {
  public:
-  SlowCpu() { active = true; }
+  explicit SlowCpu(bool is_slow) { active = is_slow; }
   SlowCpu(const SlowCpu&) = delete;
   SlowCpu& operator=(const SlowCpu&) = delete;
   ~SlowCpu() { active = false; }
