@@ -30,20 +30,10 @@ HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::
       kind_(from.options()),
       sizes_(from.sizes().vec()),
       offset_(from.storage_offset()),
-      block_(std::move(block)),
+      home_(residency_->tier(), std::move(block)),
       from_(from.storage()) {
   Tier& tier = residency_->tier();
-  const c10::Stream stream = tier.current_stream();
-  tier.made(stream, from.const_data_ptr(), block_.size());
-  After after(WaitPoint::kOutAfterCompute, stream);
-  after.add(WaitPoint::kOutAfterBlockUsers, block_.gates());
-  done_ = tier.copy_out(block_, from.const_data_ptr(), after);
-  try {
-    block_.gate(WaitPoint::kOutGatesBlock, done_);
-  } catch (...) {  // the copy is under way, and nobody would know of it
-    done_->synchronize();
-    throw;
-  }
+  home_.copy_out(from.const_data_ptr(), tier.current_stream());
   tier.flush();
 }
 
@@ -56,7 +46,7 @@ HostCopy::~HostCopy() {
   }
   if (from && in_force(WaitPoint::kStashEnd)) {
     try {
-      done_->synchronize();
+      home_.copied_out()->synchronize();
     } catch (...) {  // the copy has failed, and so is over
     }
   }
@@ -65,13 +55,13 @@ HostCopy::~HostCopy() {
 at::Tensor HostCopy::wait() {
   if (in_force(WaitPoint::kAtHomeAfterOut)) {
     try {
-      done_->synchronize();
+      home_.copied_out()->synchronize();
     } catch (...) {
       return again();
     }
   }
   try_to_let_go();
-  return at::from_blob(block_.data(), sizes_, kind_.device(at::kCPU));
+  return at::from_blob(home_.data(), sizes_, kind_.device(at::kCPU));
 }
 
 at::Tensor HostCopy::again() {
@@ -86,11 +76,11 @@ at::Tensor HostCopy::again() {
 bool HostCopy::try_to_let_go() {
   std::optional<c10::Storage> garbage;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (!is_done(done_)) {
+  if (!is_done(home_.copied_out())) {
     return false;
   }
   try {
-    done_->synchronize();
+    home_.copied_out()->synchronize();
     garbage = std::exchange(from_, std::nullopt);
   } catch (...) {  // wait() makes another copy
   }

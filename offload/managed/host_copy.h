@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include "offload/cache/home_block.h"
 #include "offload/residency/residency.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
@@ -46,8 +47,7 @@ class HostCopy {
   const at::TensorOptions kind_;
   const std::vector<std::int64_t> sizes_;
   const std::int64_t offset_;  // in from_, in elements
-  Block block_;
-  Ticket done_;
+  HomeBlock home_;
   Mutex mutex_;
   std::optional<c10::Storage> from_ EBB_GUARDED_BY(mutex_);  // until the copy is over; no tensor: it might be managed
 };

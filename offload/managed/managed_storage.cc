@@ -75,7 +75,7 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& s
       bytes_(storage.nbytes()),
       item_(item),
       owner_(tier.current_stream()),
-      home_(std::move(home)),
+      home_(tier, std::move(home)),
       users_(std::move(used_on)),
       data_(storage.data()),
       on_device_(gauges.on_device.hold(bytes_)) {
@@ -103,7 +103,7 @@ bool ManagedStorage::home_has_bytes() {
 
 Ticket ManagedStorage::copy_home() {
   const MutexLock lock(mutex_);
-  return left_;
+  return home_.copied_out();
 }
 
 bool ManagedStorage::comes_and_goes() {
@@ -168,7 +168,7 @@ void ManagedStorage::bring(c10::Stream stream) {
     return;
   }
   if (state_ == State::kLeaving) {
-    tier_.wait_or_block(WaitPoint::kBackAfterOut, owner_, left_);
+    tier_.wait_or_block(WaitPoint::kBackAfterOut, owner_, home_.copied_out());
     static_cast<void>(stays_after_failure_locked());
     install_locked(*storage);
   }
@@ -177,7 +177,7 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
   if (state_ == State::kArriving) {
     try {
-      tier_.wait(WaitPoint::kUseAfterIn, owner_, arrived_);
+      tier_.wait(WaitPoint::kUseAfterIn, owner_, home_.copied_in());
     } catch (...) {
       unwanted = drop_locked();
       throw;
@@ -185,8 +185,8 @@ void ManagedStorage::bring(c10::Stream stream) {
     install_locked(*storage);
   }
   if (stream != owner_) {
-    tier_.wait(WaitPoint::kUseAfterIn, stream, arrived_);
-    tier_.wait_or_block(WaitPoint::kBackAfterOut, stream, left_);
+    tier_.wait(WaitPoint::kUseAfterIn, stream, home_.copied_in());
+    tier_.wait_or_block(WaitPoint::kBackAfterOut, stream, home_.copied_out());
     add_user_locked(stream);
   } else {
     report_use_locked(stream);
@@ -209,7 +209,7 @@ void ManagedStorage::wait_for_copies_at_home() {
   std::vector<Ticket> copies;
   {
     const MutexLock lock(mutex_);
-    copies = home_.gates();
+    copies = home_.users();
   }
   for (const Ticket& copy : copies) {
     if (in_force(WaitPoint::kAtHomeAfterUsers)) {
@@ -224,7 +224,7 @@ void ManagedStorage::wait_for_copies_at_home() {
 void* ManagedStorage::begin_use_at_home() {
   Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
-  const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) && !std::ranges::all_of(home_.gates(), is_done);
+  const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) && !std::ranges::all_of(home_.users(), is_done);
   if (uses_ > 0 || are_copied || !tier_.blocks_are_memory()) {
     return nullptr;
   }
@@ -232,8 +232,8 @@ void* ManagedStorage::begin_use_at_home() {
   if (state_ != State::kHome || !garbage.storage || is_replaced_while_away_locked(*garbage.storage)) {
     return nullptr;
   }
-  if (left_ != nullptr && is_done(left_)) {
-    left_->synchronize();  // throws where the copy has failed
+  if (home_.copied_out() != nullptr && is_done(home_.copied_out())) {
+    home_.copied_out()->synchronize();  // throws where the copy has failed
   }
   ++uses_;
   user_at_home_ = std::this_thread::get_id();
@@ -298,7 +298,8 @@ bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
     // Whatever may fail comes before the bytes leave.
     wait_for_users_locked();
     if (homes_ == HomesBytes::kOld) {
-      start_copy_out_locked();
+      home_.copy_out(data_, owner_);
+      homes_ = HomesBytes::kUnderWay;
     }
     memory_ = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
     refuse_access(storage, true);
@@ -325,11 +326,11 @@ bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
   if (state_ != State::kLeaving) {
     return true;
   }
-  if (in_force(WaitPoint::kStashSweep) && !is_done(left_)) {
+  if (in_force(WaitPoint::kStashSweep) && !is_done(home_.copied_out())) {
     if (wait == Wait::kNo) {
       return false;
     }
-    tier_.wait_or_block(WaitPoint::kStashBound, owner_, left_);
+    tier_.wait_or_block(WaitPoint::kStashBound, owner_, home_.copied_out());
   }
   const bool can_come_back = garbage.storage && !is_replaced_while_away_locked(*garbage.storage);
   const bool has_failed = can_come_back && stays_after_failure_locked();
@@ -365,25 +366,21 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
 void ManagedStorage::start_copy_in_locked() {
   Gauge::Lease lease = gauges_.on_device.hold(bytes_);
   c10::DataPtr memory = tier_.allocate(bytes_, owner_);
-  // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
-  // the home (R2).
-  After after(WaitPoint::kInAfterMemory, owner_);
-  after.add(WaitPoint::kInAfterOut, left_);
-  arrived_ = tier_.copy_in(memory.get(), home_, after);
+  home_.copy_in(memory.get(), owner_);
   memory_ = std::move(memory);
   on_device_ = std::move(lease);
   at_home_ = {};
   state_ = State::kArriving;
-  home_.gate(WaitPoint::kInGatesBlock, arrived_);  // may throw: by now the copy's memory is kept
 }
 
 // Whether the copy out that is under way or done is known to have failed: the bytes then stay on the device for good.
 bool ManagedStorage::stays_after_failure_locked() {
-  const std::optional<std::string> failure = is_done(left_) ? failure_of(left_) : std::nullopt;
+  const std::optional<std::string> failure =
+      is_done(home_.copied_out()) ? failure_of(home_.copied_out()) : std::nullopt;
   if (failure) {
     log_warning("a managed storage stays on the device, because its copy home has failed: " + *failure);
     homes_ = HomesBytes::kOld;
-    left_ = nullptr;
+    home_.forget_copy_out();
     stays_now_ = true;
   }
   return failure.has_value();
@@ -411,11 +408,11 @@ c10::DataPtr ManagedStorage::let_go_locked() noexcept {
 // kArriving, kLeaving -> kHome, whatever the home has; nothing in any other state. The result is as let_go_locked()'s.
 c10::DataPtr ManagedStorage::drop_locked() noexcept {
   if (state_ == State::kArriving) {
-    tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, arrived_);
+    tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, home_.copied_in());
     return let_go_locked();
   }
   if (state_ == State::kLeaving) {
-    tier_.wait_or_block(WaitPoint::kStashEnd, owner_, left_);
+    tier_.wait_or_block(WaitPoint::kStashEnd, owner_, home_.copied_out());
     return let_go_locked();
   }
   return {};
@@ -429,7 +426,7 @@ void ManagedStorage::add_user_locked(c10::Stream stream) {
 
 // To an observer. What the bytes were in before they first left is the program's, which orders all its streams itself.
 void ManagedStorage::report_use_locked(c10::Stream stream) {
-  if (arrived_ != nullptr) {
+  if (home_.copied_in() != nullptr) {
     tier_.used(stream, data_, bytes_);
   }
 }
@@ -442,15 +439,6 @@ void ManagedStorage::wait_for_users_locked() {
     tier_.wait(WaitPoint::kFreeAfterUsers, owner_, tier_.record(user));
   }
   users_.clear();
-}
-
-void ManagedStorage::start_copy_out_locked() {
-  tier_.made(owner_, data_, bytes_);
-  After after(WaitPoint::kOutAfterCompute, owner_);
-  after.add(WaitPoint::kOutAfterBlockUsers, home_.gates());
-  left_ = tier_.copy_out(home_, data_, after);
-  home_.gate(WaitPoint::kOutGatesBlock, left_);
-  homes_ = HomesBytes::kUnderWay;
 }
 
 // Whether the program has resized the storage, or given it memory, while the bytes were not installed.

@@ -12,6 +12,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/cache/home_block.h"
 #include "offload/report/gauge.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
@@ -155,7 +156,6 @@ class ManagedStorage {
   void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void report_use_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
-  void start_copy_out_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] bool stays_after_failure_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::DataPtr let_go_locked() noexcept EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::DataPtr drop_locked() noexcept EBB_REQUIRES(mutex_);
@@ -178,9 +178,7 @@ class ManagedStorage {
   std::optional<std::thread::id> user_at_home_ EBB_GUARDED_BY(mutex_);  // who is one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done
-  Block home_ EBB_GUARDED_BY(mutex_);
-  Ticket left_ EBB_GUARDED_BY(mutex_);                     // the last copy out
-  Ticket arrived_ EBB_GUARDED_BY(mutex_);                  // the last copy in
+  HomeBlock home_ EBB_GUARDED_BY(mutex_);
   std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);  // other streams that have used the memory
   const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled, kLeaving
   Gauge::Lease on_device_ EBB_GUARDED_BY(mutex_);          // while there is memory; ends before memory_ does

@@ -120,18 +120,12 @@ void TieredStorage::offload(Block block, c10::Stream stream) {
 
 TieredStorage::Leaving TieredStorage::start_out_locked(Block block, c10::Stream stream, Leaves when) {
   TORCH_INTERNAL_ASSERT(state_ == State::kResident);
-  Tier& tier = residency_->tier();
-  // The copy reads what the stream has computed, and writes where an earlier owner's copies may still be reading or
-  // writing (R3, R7 in docs/design.md).
-  tier.made(stream, source_data_, bytes_);
-  After after(WaitPoint::kOutAfterCompute, stream);
-  after.add(WaitPoint::kOutAfterBlockUsers, block.gates());
+  HomeBlock home(residency_->tier(), std::move(block));
   leaves_locked(stream, when);  // before the copy starts: from then on nothing may fail
-  left_ = tier.copy_out(block, source_data_, after);
-  block.gate(WaitPoint::kOutGatesBlock, left_);
-  block_.emplace(std::move(block));
+  home.copy_out(source_data_, stream);
+  home_.emplace(std::move(home));
   move_to_locked(State::kOffDevice);
-  return {std::exchange(resident_, {}), std::exchange(on_device_, nullptr), left_};
+  return {std::exchange(resident_, {}), std::exchange(on_device_, nullptr), home_->copied_out()};
 }
 
 void TieredStorage::into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes) {
@@ -454,13 +448,8 @@ std::shared_ptr<Fetched> TieredStorage::fetch_locked(c10::Stream stream, Gauge::
   // Every call that may fail comes before the copy starts.
   c10::Storage storage = residency_->ledger().counted(std::move(data), bytes_, DeviceAccount::Held::What::kAsSaved);
   auto fetched = std::make_shared<Fetched>(tier, std::move(storage), stream, nullptr, std::move(window));
-  // The host may have freed the memory while the stream still uses it (R5), and the copy out may still be writing to
-  // the block (R2).
-  After after(WaitPoint::kInAfterMemory, stream);
-  after.add(WaitPoint::kInAfterOut, left_);
-  Ticket arrived = tier.copy_in(memory, *block_, after);
-  fetched->arrives(arrived);
-  block_->gate(WaitPoint::kInGatesBlock, arrived);
+  home_->copy_in(memory, stream);
+  fetched->arrives(home_->copied_in());
   residency_->ledger().counters().fetched.add(bytes_);
   return fetched;
 }

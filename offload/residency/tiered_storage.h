@@ -9,6 +9,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/cache/home_block.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/fetched.h"
@@ -26,9 +27,9 @@ class Residency;
 //
 // kResident   The source itself is held. Every storage starts in this state, and stays in it if the policy keeps the
 //             storage or the tier is full.
-// kOffDevice  The bytes are in a block of the tier, or on their way there (`left_` tells), or nowhere, with a recipe.
+// kOffDevice  The bytes are in their home, or on their way there, or nowhere, with a recipe.
 //             The source is not held here. If the stash or the program still has the source, `find` returns it.
-// kRestored   The bytes are on the device again, or on their way (Fetched knows). Block and recipe are kept, so that
+// kRestored   The bytes are on the device again, or on their way (Fetched knows). Home and recipe are kept, so that
 //             the bytes on the device can be released and fetched again.
 //
 // Every edge is in the table of tiered_storage.cc (Note [Where bytes go]).
@@ -198,10 +199,9 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
   // Counts a source that was handed out and that a node still uses after ebb has let go of it.
   std::shared_ptr<Gauge::Lease> lent_ EBB_GUARDED_BY(mutex_);
   std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // set by may_be_evicted
-  // In kOffDevice and kRestored there is a block or a recipe. The recipe never changes once the storage has left.
-  std::optional<Block> block_ EBB_GUARDED_BY(mutex_);
+  // In kOffDevice and kRestored there is a home or a recipe. The recipe never changes once the storage has left.
+  std::optional<HomeBlock> home_ EBB_GUARDED_BY(mutex_);
   std::unique_ptr<Recipe> recipe_;
-  Ticket left_ EBB_GUARDED_BY(mutex_);                        // the copy out
   std::shared_ptr<Fetched> restored_ EBB_GUARDED_BY(mutex_);  // kRestored
   // kRestored: copies for other streams than the stream of restored_.
   std::vector<std::shared_ptr<Fetched>> on_other_streams_ EBB_GUARDED_BY(mutex_);

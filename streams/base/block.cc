@@ -27,10 +27,14 @@ Block& Block::operator=(Block&& other) noexcept {
   return *this;
 }
 
-void Block::gate(WaitPoint why, Ticket ticket) {
+void Block::prepare_gate() {
   std::erase_if(gates_, is_done);  // or a graph that is used repeatedly would gather a ticket for each use
+  gates_.reserve(std::max<std::size_t>(2, gates_.size() + 1));  // the copy out and the copy in, usually
+}
+
+void Block::gate(WaitPoint why, Ticket ticket) {
+  prepare_gate();
   if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
-    gates_.reserve(2);  // the copy out and the copy in, usually
     gates_.push_back(std::move(ticket));
   }
 }

@@ -35,8 +35,9 @@ class Block {
   [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
 
   // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets gates that are
-  // done.
+  // done. Does not throw right after prepare_gate().
   void gate(WaitPoint why, Ticket ticket);
+  void prepare_gate();
 
  private:
   void give_back() noexcept;
