@@ -20,7 +20,7 @@ class GuardScope;
 // guard inside it, does no harm: it is no longer in force on any thread, and the other guards stay as they are.
 class OffloadGuard {
  public:
-  explicit OffloadGuard(Offloader& offloader);
+  [[nodiscard]] explicit OffloadGuard(Offloader& offloader);
   ~OffloadGuard();
   OffloadGuard(const OffloadGuard&) = delete;
   OffloadGuard& operator=(const OffloadGuard&) = delete;
@@ -33,7 +33,7 @@ class OffloadGuard {
 // backward wants at once. See Note [Guards neither copy nor move].
 class NoOpGuard {
  public:
-  NoOpGuard();
+  [[nodiscard]] NoOpGuard();
   ~NoOpGuard();
   NoOpGuard(const NoOpGuard&) = delete;
   NoOpGuard& operator=(const NoOpGuard&) = delete;

@@ -11,6 +11,7 @@
 #include "policy/budget.h"
 #include "policy/policies.h"
 #include "policy/policy.h"
+#include "streams/base/disk_io.h"
 
 namespace ebb {
 
@@ -22,12 +23,6 @@ enum class HostMemory : std::uint8_t {
 enum class Copies : std::uint8_t {
   kOverlapped,       // on two side streams, one for each direction
   kOnComputeStream,  // in the compute stream's own order: simple, and as slow as the copies are
-};
-
-enum class DiskIo : std::uint8_t {
-  kAuto,     // io_uring where the kernel permits it, else threads
-  kUring,    // io_uring, or an error
-  kThreads,  // a few threads that call pread and pwrite
 };
 
 // Where bytes live while they are off Options::device.

@@ -178,10 +178,10 @@ void add_disk_rows(const DiskPlan& plan, ResultRows& rows) {
   const std::span<std::byte> memory(owner.get(), memory_bytes);
   fill_randomly(memory);
   const RawDisk raw(plan.folder, file_bytes, memory);
-  DiskTierRate tier(plan.folder, file_bytes, memory, IoEngine::kAuto);
+  DiskTierRate tier(plan.folder, file_bytes, memory, DiskIo::kAuto);
   std::optional<DiskTierRate> with_threads;
   if (!UringIo::refusal()) {
-    with_threads.emplace(plan.folder, file_bytes, memory, IoEngine::kThreads);
+    with_threads.emplace(plan.folder, file_bytes, memory, DiskIo::kThreads);
   }
   const Measured measured{raw, tier, with_threads ? &*with_threads : nullptr, memory};
 

@@ -11,7 +11,7 @@
 namespace ebb {
 
 DiskTierRate::DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
-                           IoEngine engine)
+                           DiskIo engine)
     : folder_(folder), file_bytes_(file_bytes), memory_(memory), tier_(folder, file_bytes, engine) {}
 
 void DiskTierRate::lease_blocks_of(std::size_t bytes) {

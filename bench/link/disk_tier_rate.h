@@ -19,7 +19,7 @@ class DiskTierRate {
  public:
   // `file_bytes` and `memory` as RawDisk's. Throws what DiskTier throws.
   DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
-               IoEngine engine);
+               DiskIo engine);
 
   // Leases the whole file anew, in blocks of this size, which must be a multiple of a page and divide `file_bytes`. The
   // blocks must be written before they are read. Throws std::runtime_error where the disk is full.

@@ -45,18 +45,6 @@ c10::Device resolve(const std::optional<c10::Device>& device) {
   return device->has_index() ? *device : c10::Device(c10::kCUDA, c10::cuda::current_device());
 }
 
-IoEngine io_engine(DiskIo io) {
-  switch (io) {
-    case DiskIo::kUring:
-      return IoEngine::kUring;
-    case DiskIo::kThreads:
-      return IoEngine::kThreads;
-    case DiskIo::kAuto:
-      break;
-  }
-  return IoEngine::kAuto;
-}
-
 std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Trace>& trace) {
   if (options.device->is_cuda()) {
     PinnedTier::Config config;
@@ -68,7 +56,7 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
     return std::make_shared<PinnedTier>(config);
   }
   auto file = options.home == Home::kHost ? SpillFile::in_memory() : std::make_unique<SpillFile>(options.spill_folder);
-  auto tier = std::make_shared<DiskTier>(std::move(file), options.capacity_bytes, io_engine(options.disk_io), trace);
+  auto tier = std::make_shared<DiskTier>(std::move(file), options.capacity_bytes, options.disk_io, trace);
   if (options.return_freed_memory) {
     MmapAllocator::install();
   }

@@ -35,11 +35,11 @@ void require_cpu(c10::Stream stream) {
 
 }  // namespace
 
-DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+DiskTier::DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, DiskIo engine,
                    std::shared_ptr<Trace> trace)
     : DiskTier(std::make_unique<SpillFile>(folder), capacity_bytes, engine, std::move(trace)) {}
 
-DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, DiskIo engine,
                    std::shared_ptr<Trace> trace)
     : trace_(std::move(trace)),
       file_(file.get()),

@@ -36,9 +36,9 @@ class DiskTier final : public Tier {
  public:
   // `capacity_bytes`: the most that the spill file may grow to; nullopt for no limit but the disk's. `trace`, if any,
   // gets copies and stalls.
-  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+  DiskTier(const std::filesystem::path& folder, std::optional<std::uint64_t> capacity_bytes, DiskIo engine,
            std::shared_ptr<Trace> trace = nullptr);
-  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, IoEngine engine,
+  DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t> capacity_bytes, DiskIo engine,
            std::shared_ptr<Trace> trace = nullptr);
 
   [[nodiscard]] c10::Device device() const override { return {c10::kCPU}; }

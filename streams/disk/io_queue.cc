@@ -36,19 +36,19 @@ void IoBacklog::close() noexcept {
   changed_.notify_all();
 }
 
-std::unique_ptr<IoQueue> IoQueue::make(IoEngine engine, const SpillFile& file, const std::string& thread_name) {
-  if (engine == IoEngine::kThreads) {  // io_uring is not even tried: a sandbox may end the process for the attempt
+std::unique_ptr<IoQueue> IoQueue::make(DiskIo engine, const SpillFile& file, const std::string& thread_name) {
+  if (engine == DiskIo::kThreads) {  // io_uring is not even tried: a sandbox may end the process for the attempt
     return std::make_unique<ThreadIo>(file, thread_name);
   }
   const std::error_code refusal = UringIo::refusal();
-  if (engine == IoEngine::kUring && refusal) {
+  if (engine == DiskIo::kUring && refusal) {
     throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
   }
   if (!refusal) {
     try {
       return std::make_unique<UringIo>(file, thread_name);
     } catch (const std::system_error&) {  // io_uring is permitted, but the system makes no more rings
-      if (engine == IoEngine::kUring) {
+      if (engine == DiskIo::kUring) {
         throw;
       }
     }

@@ -6,18 +6,13 @@
 #include <memory>
 #include <string>
 
+#include "streams/base/disk_io.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 #include "streams/disk/io_job.h"
 #include "streams/disk/spill_file.h"
 
 namespace ebb {
-
-enum class IoEngine : std::uint8_t {
-  kAuto,     // io_uring where the kernel permits it, else threads
-  kUring,    // io_uring, or an error
-  kThreads,  // a few threads that call pread and pwrite
-};
 
 // The jobs of one I/O queue that have not started, first in, first out.
 //
@@ -58,7 +53,7 @@ class IoQueue {
  public:
   // `thread_name`: the name of the queue's threads, at most 15 characters. Throws std::system_error when the engine
   // is not available.
-  [[nodiscard]] static std::unique_ptr<IoQueue> make(IoEngine engine, const SpillFile& file,
+  [[nodiscard]] static std::unique_ptr<IoQueue> make(DiskIo engine, const SpillFile& file,
                                                      const std::string& thread_name);
 
   IoQueue(const IoQueue&) = delete;

@@ -61,7 +61,7 @@ void round_trip(Tier& tier) {
 }
 
 TEST_CASE("every call of a disk tier that can fail reports its own error, and the tier goes on") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   DiskTier tier("/var/tmp", std::nullopt, engine);
   const auto [point, text] = GENERATE(table<FaultPoint, const char*>({
       {FaultPoint::kDeviceAllocation, "of memory to copy back to"},
@@ -80,7 +80,7 @@ TEST_CASE("every call of a disk tier that can fail reports its own error, and th
 }
 
 TEST_CASE("a disk tier whose folder, file or threads the system refuses is not made, and says why") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   const auto [point, reason] = GENERATE(table<FaultPoint, std::errc>({
       {FaultPoint::kOpen, std::errc::too_many_files_open},
       {FaultPoint::kThreadStart, std::errc::resource_unavailable_try_again},
@@ -98,7 +98,7 @@ TEST_CASE("a disk tier whose folder, file or threads the system refuses is not m
 }
 
 TEST_CASE("a disk that is full when the spill file is to grow leaves no room, and gives it later") {
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   {
     const PlannedFault fault(FaultPoint::kFallocate, 1, Extent::kFromThenOn);
     CHECK_FALSE(tier.try_acquire(kMiB).has_value());
@@ -134,7 +134,7 @@ TEST_CASE("chunks that the ring refuses, at every submission and wait or at some
   const std::uint64_t nth = GENERATE(1, 2, 3, 4, 20, 37, 38);  // 19 writes are submitted first, then 19 reads
   const Extent extent = GENERATE(Extent::kOnce, Extent::kFromThenOn);
   CAPTURE(static_cast<int>(point), nth, static_cast<int>(extent));
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kUring);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kUring);
   {
     const PlannedFault fault(point, nth, extent);
     for (int i = 0; i < 6; ++i) {  // more refused entries than the ring has room for

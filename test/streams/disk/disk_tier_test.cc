@@ -96,7 +96,7 @@ TEST_CASE("a disk tier brings back what it took away", "[ordering]") {
 }
 
 TEST_CASE("on the CPU the compute stream is always at the point where it is") {
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   CHECK(tier.device() == c10::Device(c10::kCPU));
   CHECK(tier.current_stream() == c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU)));
   CHECK(is_done(tier.record(tier.current_stream())));
@@ -108,7 +108,7 @@ TEST_CASE("on the CPU the compute stream is always at the point where it is") {
 TEST_CASE(
     "memory to copy back to comes from the CPU allocator in force; if large it is whole pages, if small no more") {
   CountingAllocator counter;
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   constexpr std::size_t kLarge = MmapAllocator::kLeastBytes;
   const std::size_t bytes = GENERATE_COPY(std::size_t{1}, std::size_t{4096}, kLarge - 1, kLarge, kMiB + 1);
   {
@@ -187,7 +187,7 @@ TEST_CASE("a block that is released while it is being read is rewritten only aft
 }
 
 TEST_CASE("a disk tier's capacity is kept to, and is not mistaken for a full disk") {
-  DiskTier tier("/var/tmp", kMiB, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", kMiB, DiskIo::kThreads);
   const auto block = tier.try_acquire(kMiB);
   CHECK(block.has_value());
   CHECK_FALSE(tier.try_acquire(1).has_value());
@@ -195,7 +195,7 @@ TEST_CASE("a disk tier's capacity is kept to, and is not mistaken for a full dis
 }
 
 TEST_CASE("a block that the system has no room for is refused") {
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
   rlimit limited = before;
@@ -208,13 +208,13 @@ TEST_CASE("a block that the system has no room for is refused") {
 }
 
 TEST_CASE("a folder that does not exist is named when a disk tier is made") {
-  CHECK_THROWS_WITH(DiskTier("/var/tmp/ebb-no-such-folder", std::nullopt, IoEngine::kAuto),
+  CHECK_THROWS_WITH(DiskTier("/var/tmp/ebb-no-such-folder", std::nullopt, DiskIo::kAuto),
                     "cannot use the spill folder \"/var/tmp/ebb-no-such-folder\": No such file or directory");
 }
 
 // Shows that a wait is made however fast the disk is: the ticket is done only after the wait has begun.
 TEST_CASE("only a wait for a ticket that is not done is counted as a stall", "[ordering]") {
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   const auto gate = std::make_shared<HostCompletion>();
   std::thread opener([&gate] {
     std::this_thread::sleep_for(kLongEnough);
@@ -234,7 +234,7 @@ TEST_CASE("only a wait for a ticket that is not done is counted as a stall", "[o
 }
 
 TEST_CASE("a wait for a failed copy throws what it failed with, every time") {
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kThreads);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kThreads);
   const auto failed = std::make_shared<HostCompletion>();
   failed->finish(std::make_exception_ptr(std::runtime_error("no more disk")));
   const auto block = tier.try_acquire(1);
@@ -264,7 +264,7 @@ TEST_CASE("a disk tier may go while copies are in flight and blocks live on") {
 }
 
 TEST_CASE("a disk tier's threads are called ebb-out and ebb-in, and end with it") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   {
     DiskTier tier("/var/tmp", std::nullopt, engine);
     const auto block = tier.try_acquire(1);

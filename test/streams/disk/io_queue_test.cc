@@ -41,7 +41,7 @@ std::vector<std::byte> read_back(IoQueue& queue, std::uint64_t offset, std::size
 }
 
 struct Disk {
-  explicit Disk(IoEngine engine, std::size_t bytes) {
+  explicit Disk(DiskIo engine, std::size_t bytes) {
     REQUIRE(file.grow(bytes).has_value());
     queue = IoQueue::make(engine, file, "ebb-test");
   }
@@ -50,7 +50,7 @@ struct Disk {
 };
 
 TEST_CASE("bytes come back exactly, whatever their number and alignment, and nothing around them changes") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   const std::size_t bytes = GENERATE(std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{4097},
                                      4 * kMiB - 1, 4 * kMiB, 4 * kMiB + 1, 13 * kMiB);
   const std::size_t misalignment = GENERATE(0, 1, 64, 512);
@@ -84,7 +84,7 @@ TEST_CASE("bytes come back exactly, whatever their number and alignment, and not
 }
 
 TEST_CASE("a block that ends within a page leaves no bytes of another block behind its end on the disk") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, 20 * kPageBytes);
   const auto secret = random_bytes(kPageBytes - 1, 3);
   for (std::uint64_t page = 0; page < 16; ++page) {  // every slot's bounce buffer has held the secret
@@ -100,7 +100,7 @@ TEST_CASE("a block that ends within a page leaves no bytes of another block behi
 }
 
 TEST_CASE("a request starts only when what it comes after is done") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, 9 * kMiB);
   const auto early = random_bytes(9 * kMiB, 4);
   const auto late = random_bytes(9 * kMiB, 5);
@@ -119,7 +119,7 @@ TEST_CASE("a request starts only when what it comes after is done") {
 }
 
 TEST_CASE("requests start in the order in which they were submitted") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, 8 * kMiB);
   const auto content = random_bytes(4 * kMiB, 6);
   const auto gate = std::make_shared<HostCompletion>();
@@ -133,7 +133,7 @@ TEST_CASE("requests start in the order in which they were submitted") {
 }
 
 TEST_CASE("a read whose predecessor failed fails with the same error and moves nothing, a write goes on") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, 2 * kMiB);
   const auto content = random_bytes(kMiB, 7);
   const auto failed = std::make_shared<HostCompletion>();
@@ -149,7 +149,7 @@ TEST_CASE("a read whose predecessor failed fails with the same error and moves n
 }
 
 TEST_CASE("a failed write is reported at every synchronize, with its bytes, offset and folder") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, kMiB);
   const auto content = random_bytes(2 * IoJob::kChunkBytes, 9);
   const std::uint64_t nowhere = std::uint64_t{1} << 63;  // no file has such an offset
@@ -165,7 +165,7 @@ TEST_CASE("a failed write is reported at every synchronize, with its bytes, offs
 }
 
 TEST_CASE("a read beyond the end of the file is an error and not a wait") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, kPageBytes);
   std::vector<std::byte> destination(2 * kPageBytes);
   write(*disk.queue, 0, destination.data(), destination.size())->synchronize();
@@ -177,7 +177,7 @@ TEST_CASE("a read beyond the end of the file is an error and not a wait") {
 }
 
 TEST_CASE("a queue that is destroyed first finishes what was submitted, gated requests too") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   constexpr std::size_t kRequests = 6;
   const auto content = random_bytes(5 * kMiB, 10);
   std::vector<Ticket> tickets;
@@ -203,7 +203,7 @@ TEST_CASE("a queue that is destroyed first finishes what was submitted, gated re
 }
 
 TEST_CASE("two queues whose requests wait for one another's do not stop each other") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, 2 * kMiB);
   const auto other = IoQueue::make(engine, disk.file, "ebb-other");
   auto buffer = random_bytes(kMiB, 11);
@@ -218,7 +218,7 @@ TEST_CASE("two queues whose requests wait for one another's do not stop each oth
 }
 
 TEST_CASE("many threads may submit to one queue") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   constexpr std::size_t kThreads = 4;
   constexpr std::size_t kRequests = 50;
   constexpr std::size_t kStride = 24 * kPageBytes;
@@ -244,7 +244,7 @@ TEST_CASE("many threads may submit to one queue") {
 }
 
 TEST_CASE("a request that breaks the rules is refused when it is submitted") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   Disk disk(engine, kMiB);
   std::byte byte{};
   CHECK_THROWS_AS(write(*disk.queue, 0, &byte, 0), c10::Error);

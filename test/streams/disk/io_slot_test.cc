@@ -95,7 +95,7 @@ TEST_CASE("a source that changes while it is written is no corruption, and the f
   written->synchronize();
 
   const AlignedMemory back = allocate_pages(bytes);
-  const auto queue = IoQueue::make(IoEngine::kThreads, file, "ebb-test");
+  const auto queue = IoQueue::make(DiskIo::kThreads, file, "ebb-test");
   queue->submit({IoKind::kRead, 0, back.get(), bytes, {}})->synchronize();
   CHECK(std::memcmp(back.get(), content.data(), bytes) == 0);
 }

@@ -9,12 +9,12 @@
 
 namespace ebb {
 
-IoEngine each_engine() {
-  std::vector<IoEngine> engines{IoEngine::kThreads};
+DiskIo each_engine() {
+  std::vector<DiskIo> engines{DiskIo::kThreads};
   if (UringIo::refusal()) {
     WARN("SKIPPED with io_uring: " << UringIo::refusal().message());
   } else {
-    engines.push_back(IoEngine::kUring);
+    engines.push_back(DiskIo::kUring);
   }
   return GENERATE_COPY(from_range(engines));
 }

@@ -16,7 +16,7 @@ inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 inline constexpr std::chrono::milliseconds kLongEnough{50};
 
 // The engines that this machine lets us use: the test case runs once for each. Says so where io_uring is left out.
-IoEngine each_engine();
+DiskIo each_engine();
 
 // What the ticket's job failed with; "no error" if it did not.
 std::string error_of(const Ticket& ticket);

@@ -37,7 +37,7 @@ enum class Found { kIntact, kCorrupted, kWrong };
 // Blocks in a spill file, and the file's bytes as the system has them.
 class Victim {
  public:
-  Victim(IoEngine engine, std::size_t blocks) : image_bytes_(blocks * kRoom) {
+  Victim(DiskIo engine, std::size_t blocks) : image_bytes_(blocks * kRoom) {
     REQUIRE(file_.grow(image_bytes_).has_value());
     out_ = IoQueue::make(engine, file_, "ebb-out");
     in_ = IoQueue::make(engine, file_, "ebb-in");
@@ -192,7 +192,7 @@ std::string corruption_of(const Ticket& ticket) {
 
 TEST_CASE("a damaged chunk of a large block is named with its bytes and its offset, also the last, which is partial") {
   constexpr std::size_t kBytes = 2 * IoJob::kChunkBytes + 5;
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kBytes).has_value());
   const auto queue = IoQueue::make(engine, file, "ebb-test");
@@ -217,7 +217,7 @@ TEST_CASE("a damaged chunk of a large block is named with its bytes and its offs
 }
 
 TEST_CASE("a write that the disk lost is detected: the earlier bytes of the same block are not taken for the later") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kMiB).has_value());
   const auto queue = IoQueue::make(engine, file, "ebb-test");
@@ -233,7 +233,7 @@ TEST_CASE("a write that the disk lost is detected: the earlier bytes of the same
 }
 
 TEST_CASE("what was never written, or not as one piece, cannot be read") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(4 * kPageBytes).has_value());
   const auto queue = IoQueue::make(engine, file, "ebb-test");
@@ -254,7 +254,7 @@ TEST_CASE("what was never written, or not as one piece, cannot be read") {
 TEST_CASE("several queues of one file, each with blocks of other sizes in turn, take no block for another") {
   constexpr std::size_t kQueues = 4;
   constexpr std::size_t kRegion = 16 * kPageBytes;
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kQueues * kRegion).has_value());
   std::array<int, kQueues> wrong{};

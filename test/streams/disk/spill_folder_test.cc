@@ -151,7 +151,7 @@ TEST_CASE("a name that is taken is neither opened nor removed, and another one i
 }
 
 TEST_CASE("a file made in either way carries bytes") {
-  const IoEngine engine = each_engine();
+  const DiskIo engine = each_engine();
   const TemporaryFolder path;
   const SpillFolder folder(path.path());
   for (FileDescriptor& descriptor : files_of(folder)) {

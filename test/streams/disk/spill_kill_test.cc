@@ -29,7 +29,7 @@ namespace {
 enum class Way { kUnnamed, kUnlinked };
 
 // Writes blocks for ever, and says on the pipe when the first has been written.
-void spill(const std::filesystem::path& path, Way way, IoEngine engine, int pipe) {
+void spill(const std::filesystem::path& path, Way way, DiskIo engine, int pipe) {
   constexpr std::size_t kBlock = 16 * kPageBytes;
   constexpr std::size_t kBlocks = 32;
   const SpillFolder folder(path);
@@ -54,7 +54,7 @@ void spill(const std::filesystem::path& path, Way way, IoEngine engine, int pipe
 }
 
 // True if a child was seen spilling and then killed.
-bool kill_while_spilling(const std::filesystem::path& path, Way way, IoEngine engine) {
+bool kill_while_spilling(const std::filesystem::path& path, Way way, DiskIo engine) {
   std::array<int, 2> pipe{};
   if (::pipe(pipe.data()) != 0) {
     return false;
@@ -84,7 +84,7 @@ TEST_CASE("hidden: 200 processes that are killed while they spill leave no file"
   const TemporaryFolder folder;
   int killed = 0;
   for (int i = 0; i < 200; ++i) {
-    const IoEngine engine = i % 2 == 0 || UringIo::refusal() ? IoEngine::kThreads : IoEngine::kUring;
+    const DiskIo engine = i % 2 == 0 || UringIo::refusal() ? DiskIo::kThreads : DiskIo::kUring;
     const Way way = i % 4 < 2 ? Way::kUnnamed : Way::kUnlinked;
     killed += kill_while_spilling(folder.path(), way, engine) ? 1 : 0;
     REQUIRE(std::filesystem::is_empty(folder.path()));

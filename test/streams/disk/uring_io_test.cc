@@ -33,9 +33,9 @@ constexpr std::size_t kChunk = IoJob::kChunkBytes;
 // Run by the test below, in a process that may not use io_uring.
 TEST_CASE("hidden: where io_uring is forbidden threads stand in, and asking for it is an error", "[.][no_uring]") {
   CHECK(UringIo::refusal() == std::errc::operation_not_permitted);
-  CHECK_THROWS_WITH(DiskTier("/var/tmp", std::nullopt, IoEngine::kUring),
+  CHECK_THROWS_WITH(DiskTier("/var/tmp", std::nullopt, DiskIo::kUring),
                     "io_uring was asked for, but this process may not use it: Operation not permitted");
-  DiskTier tier("/var/tmp", std::nullopt, IoEngine::kAuto);
+  DiskTier tier("/var/tmp", std::nullopt, DiskIo::kAuto);
   const auto content = random_bytes(5 * kMiB, 5);
   const auto block = tier.try_acquire(content.size());
   REQUIRE(block.has_value());
@@ -107,7 +107,7 @@ TEST_CASE("io_uring starts another read before it hashes one, and says that a wr
   CAPTURE(static_cast<int>(kind));
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(2 * kChunk).has_value());
-  const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
+  const auto queue = IoQueue::make(DiskIo::kUring, file, "ebb-test");
   auto content = random_bytes(2 * kChunk, 12);
   const auto submit = [&](IoKind what, std::size_t offset, const Ticket& after) {
     return queue->submit({what, offset, content.data() + offset, kChunk, {after}});
@@ -133,7 +133,7 @@ TEST_CASE("a read that is short while as many are in flight as may be ends, and 
   constexpr std::size_t kOthers = 2 * UringIo::kDepth * kChunk;
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kOthers + kChunk).has_value());
-  const auto queue = IoQueue::make(IoEngine::kUring, file, "ebb-test");
+  const auto queue = IoQueue::make(DiskIo::kUring, file, "ebb-test");
   auto content = random_bytes(kOthers, 13);
   queue->submit({IoKind::kWrite, 0, content.data(), kOthers, {}})->synchronize();
   queue->submit({IoKind::kWrite, kOthers, content.data(), kChunk, {}})->synchronize();
