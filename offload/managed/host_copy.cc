@@ -32,9 +32,8 @@ HostCopy::HostCopy(std::shared_ptr<Residency> residency, Block block, const at::
       offset_(from.storage_offset()),
       home_(residency_->tier(), std::move(block)),
       from_(from.storage()) {
-  Tier& tier = residency_->tier();
-  home_.copy_out(from.const_data_ptr(), tier.current_stream());
-  tier.flush();
+  home_.copy_out(from.const_data_ptr(), residency_->tier().current_stream());
+  residency_->tier().flush();
 }
 
 // The memory that the copy is from may not be freed before the copy is done.

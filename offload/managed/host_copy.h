@@ -12,7 +12,6 @@
 #include "offload/residency/residency.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
-#include "streams/base/ticket.h"
 
 namespace ebb {
 

@@ -120,7 +120,7 @@ std::uint64_t reserve_for(const std::vector<std::shared_ptr<Residency>>& offload
   for (const std::shared_ptr<Residency>& residency : offloaders) {
     expected = std::max(expected, residency->ledger().largest_request_bytes());
     evictable += residency->evictable_bytes();
-    manages = manages || residency->has_holders();
+    manages = manages || residency->has_holder();
   }
   std::atomic<std::uint64_t>& granted = largest_granted_bytes.at(static_cast<std::size_t>(device.index()));
   if (!manages) {

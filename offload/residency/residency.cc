@@ -72,38 +72,26 @@ void Residency::reset_stats() {
   stalls_at_reset_ = tier_->stall_stats();
 }
 
-void Residency::add_holder(std::weak_ptr<DeviceHolder> holder) {
-  const MutexLock lock(holders_mutex_);
-  std::erase_if(holders_, [](const auto& each) { return each.expired(); });
-  holders_.push_back(std::move(holder));
+void Residency::set_holder(std::weak_ptr<DeviceHolder> holder) {
+  const MutexLock lock(holder_mutex_);
+  holder_ = std::move(holder);
+}
+
+std::shared_ptr<DeviceHolder> Residency::holder() {
+  const MutexLock lock(holder_mutex_);
+  return holder_.lock();
 }
 
 std::uint64_t Residency::offloaded_bytes() {
-  std::uint64_t homes = 0;
-  for (const std::shared_ptr<DeviceHolder>& holder : holders()) {
-    homes += holder->home_bytes();
-  }
+  const std::shared_ptr<DeviceHolder> holder = this->holder();
+  const std::uint64_t homes = holder == nullptr ? 0 : holder->home_bytes();
   const std::uint64_t leased = tier().pool_stats().now_bytes;
   return leased - std::min(leased, homes);
 }
 
-std::vector<std::shared_ptr<DeviceHolder>> Residency::holders() {
-  std::vector<std::shared_ptr<DeviceHolder>> found;
-  const MutexLock lock(holders_mutex_);
-  for (const std::weak_ptr<DeviceHolder>& each : holders_) {
-    if (std::shared_ptr<DeviceHolder> holder = each.lock()) {
-      found.push_back(std::move(holder));
-    }
-  }
-  return found;
-}
-
 std::uint64_t Residency::evictable_bytes() {
-  std::uint64_t bytes = ledger_.storages_on_device();
-  for (const std::shared_ptr<DeviceHolder>& holder : holders()) {
-    bytes += holder->held_bytes();
-  }
-  return bytes;
+  const std::shared_ptr<DeviceHolder> holder = this->holder();
+  return ledger_.storages_on_device() + (holder == nullptr ? 0 : holder->held_bytes());
 }
 
 std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
@@ -111,20 +99,12 @@ std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
     return 0;
   }
   DeviceAccount& account = *ledger_.account();
-  std::vector<std::shared_ptr<DeviceHolder>> holders_here;
-  const auto held = [&] {
-    std::uint64_t sum = account.held.now_bytes();
-    for (const std::shared_ptr<DeviceHolder>& holder : holders_here) {
-      sum += holder->held_bytes();
-    }
-    return sum;
-  };
-  std::uint64_t before = 0;
+  const std::shared_ptr<DeviceHolder> holder = this->holder();
+  const auto held = [&] { return account.held.now_bytes() + (holder == nullptr ? 0 : holder->held_bytes()); };
+  const std::uint64_t before = held();
   const auto gone = [&] { return before - std::min(before, held()); };
   const auto enough = [&] { return gone() >= bytes; };
   try {
-    holders_here = holders();
-    before = held();
     if (free_unused_ != nullptr) {
       free_unused_();
     }
@@ -134,10 +114,7 @@ std::uint64_t Residency::evict(std::uint64_t bytes) noexcept {
     }
     ++account.evictions;
     prefetcher_.make_room(enough);
-    for (const std::shared_ptr<DeviceHolder>& holder : holders_here) {
-      if (enough()) {
-        break;
-      }
+    if (holder != nullptr) {
       holder->let_go(enough);
     }
     eviction_queue_.evict(enough);

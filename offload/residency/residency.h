@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include <c10/core/Storage.h>
 
@@ -60,18 +59,18 @@ class Residency {
   // Sets counts to zero and peaks to the present levels.
   void reset_stats();
 
-  // From now on evict() asks the holder, too, as long as the holder lives.
-  void add_holder(std::weak_ptr<DeviceHolder> holder);
-  [[nodiscard]] bool has_holders() { return !holders().empty(); }
+  // From now on evict() asks this holder, too, as long as the holder lives.
+  void set_holder(std::weak_ptr<DeviceHolder> holder);
+  [[nodiscard]] bool has_holder() { return holder() != nullptr; }
 
-  // How many bytes of the tier saved storages have; not those of the holders.
+  // How many bytes of the tier saved storages have; not those of the holder.
   [[nodiscard]] std::uint64_t offloaded_bytes();
 
-  // How many bytes of device memory evict() could let go at most: those of saved storages and of the holders.
+  // How many bytes of device memory evict() could let go at most: those of saved storages and of the holder.
   [[nodiscard]] std::uint64_t evictable_bytes();
 
   // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
-  // streams wait, then unclaimed prefetches are cancelled, then the holders are asked, whose bytes mostly have a home
+  // streams wait, then unclaimed prefetches are cancelled, then the holder is asked, whose bytes mostly have a home
   // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
   // lock under which device memory is asked for, because the caller may hold the device allocator's lock. Does nothing
   // while the calling thread asks for memory to prefetch into: a prefetch must not displace bytes that backward needs
@@ -94,7 +93,7 @@ class Residency {
   };
 
  private:
-  [[nodiscard]] std::vector<std::shared_ptr<DeviceHolder>> holders();
+  [[nodiscard]] std::shared_ptr<DeviceHolder> holder();
 
   const ProcessMark process_;
   const std::shared_ptr<Tier> tier_;
@@ -103,8 +102,8 @@ class Residency {
   Prefetcher& prefetcher_;
   void (*const free_unused_)() noexcept;
   Ledger ledger_;
-  Mutex holders_mutex_;
-  std::vector<std::weak_ptr<DeviceHolder>> holders_ EBB_GUARDED_BY(holders_mutex_);
+  Mutex holder_mutex_;
+  std::weak_ptr<DeviceHolder> holder_ EBB_GUARDED_BY(holder_mutex_);
   Mutex reset_mutex_;
   StallStats stalls_at_reset_ EBB_GUARDED_BY(reset_mutex_);
   Gauge window_;

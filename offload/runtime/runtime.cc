@@ -209,7 +209,7 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
                                                                             .minimum_bytes = how.minimum_bytes,
                                                                             .resident_bytes = how.resident_bytes,
                                                                             .states = how.states});
-  residency_.add_holder(set);
+  residency_.set_holder(set);
   is_bound_planned_ = !how.device_bytes;
   if (is_bound_planned_) {
     decider_->plans_bound_of(set);

@@ -28,7 +28,7 @@ class ManagedWorld : public OrderingWorld {
   ManagedWorld(Order order, ManagedSet::Limits limits)
       : OrderingWorld(order.schedule, order.seed, {}),
         set_(std::make_shared<ManagedSet>(runtime->shared_residency(), limits)) {
-    runtime->residency().add_holder(set_);
+    runtime->residency().set_holder(set_);
   }
 
   // A storage that a kernel on the current stream is to fill.
