@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include <c10/core/Allocator.h>
@@ -30,15 +29,16 @@ UseOrder::Where where_of(const ManagedStorage* storage) {
   if (storage == nullptr) {
     return Where::kNowhere;
   }
-  return storage->is_here()                               ? Where::kHere
-         : storage->is_at_home() || storage->is_leaving() ? Where::kAway
-                                                          : Where::kNowhere;
+  return storage->is_here() ? Where::kHere : storage->is_away() ? Where::kAway : Where::kNowhere;
 }
 
 }  // namespace
 
 ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
-    : residency_(std::move(residency)), limits_(limits), device_bytes_(limits.device_bytes) {}
+    : residency_(std::move(residency)),
+      limits_(limits),
+      device_bytes_(limits.device_bytes),
+      shared_(residency_->tier()) {}
 
 bool ManagedSet::takes(const at::Tensor& tensor) const {
   return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
@@ -142,8 +142,8 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
     const MutexLock lock(mutex_);
     item = take_item();
   }
-  Stored managed = make_shared_unless_forked<ManagedStorage>(residency_->tier(), gauges_, storage, *std::move(home),
-                                                             *item, std::move(used_on));
+  Stored managed =
+      make_shared_unless_forked<ManagedStorage>(shared_, storage, *std::move(home), *item, std::move(used_on));
   const MutexLock lock(mutex_);
   static_cast<void>(exchange_stored(*item, managed));
   largest_ = std::max(largest_, storage.nbytes());
@@ -188,7 +188,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
   for (const Use& use : uses) {
     const Stored& storage = use.storage;
     is_news = note_use(use) || is_news;
-    if (storage->is_at_home()) {
+    if (storage->needs_memory()) {
       fetched_late_.add(storage->bytes());
       // A use gets its bytes, room or not.
       static_cast<void>(make_room(storage->bytes(), /*needed_in=*/0, CopiesHome::kMakeStreamsWait));
@@ -315,7 +315,7 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
   constexpr std::uint64_t kPart = 16;
   const std::uint64_t limit = device_bytes_;
   const std::uint64_t limit_of_staying = limit - limit / kPart;
-  while (gauges_.on_device.now_bytes() + bytes > limit) {
+  while (shared_.on_device.now_bytes() + bytes > limit) {
     const std::uint64_t stays = staying_bytes();
     if (stays + bytes > limit_of_staying) {
       if (const auto last = last_expected(needed_in)) {
@@ -328,12 +328,12 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
         continue;
       }
     }
-    if (let_go_of_oldest_arrived()) {
+    if (shared_.departures.sweep_oldest()) {
       continue;
     }
     if (stays + bytes > limit) {
       if (copies == CopiesHome::kMakeStreamsWait) {  // what an operation needs beyond the bound is there alone
-        wait_for_leaving(0);
+        drain();
       }
       return Room::kNotThere;
     }
@@ -341,18 +341,16 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
     if (copies == CopiesHome::kGiveUp) {
       return Room::kNotYet;
     }
-    const bool goes_on = copies == CopiesHome::kBlock ? block_for_oldest() : wait_for_leaving(limit - stays - bytes);
-    if (!goes_on) {
-      std::this_thread::yield();
-    }
+    static_cast<void>(copies == CopiesHome::kBlock ? shared_.departures.block_for_oldest()
+                                                   : shared_.departures.let_go_of_oldest());
   }
   return Room::kThere;
 }
 
 // Of what is on the device, what no copy home has been started of.
 std::uint64_t ManagedSet::staying_bytes() const {
-  const std::uint64_t held = gauges_.on_device.now_bytes();
-  return held - std::min(held, gauges_.leaving.now_bytes());
+  const std::uint64_t held = shared_.on_device.now_bytes();
+  return held - std::min(held, shared_.departures.gauge().now_bytes());
 }
 
 // Of the storages on the device that are not in use, the one that is expected last, or last before `before`, if that is
@@ -379,7 +377,7 @@ std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t need
 
 // kThere: what is expected next is under way, or nothing is away.
 ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies, std::size_t most) {
-  if (gauges_.at_home.now_bytes() == 0 && gauges_.leaving.now_bytes() == 0) {
+  if (shared_.away.now_bytes() == 0) {
     return Room::kThere;
   }
   constexpr std::size_t kAtLeast = 16;  // beside as many as are used
@@ -390,7 +388,7 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies, std::size_t mo
     if (!each.is_fetched_now) {
       break;
     }
-    const bool is_at_home = each.storage->is_at_home();
+    const bool is_at_home = each.storage->needs_memory();
     const Room room = is_at_home ? make_room(each.storage->bytes(), each.in, copies) : Room::kThere;
     if (room != Room::kThere) {
       return room;
@@ -471,120 +469,35 @@ void ManagedSet::send_home() {
 void* ManagedSet::begin_use_at_home(const Stored& storage) {
   send_home(storage);
   storage->wait_for_copies_at_home();
-  void* const bytes = storage->begin_use_at_home();
-  if (bytes != nullptr) {
-    forget_leaving(storage);
-  }
-  return bytes;
+  return storage->begin_use_at_home();
 }
 
 bool ManagedSet::send_home(const Stored& storage) {
-  if (!storage->leave()) {
-    return false;
+  const bool leaves = storage->leave();
+  if (leaves) {
+    sort_in(*storage);
   }
-  sort_in(*storage);
-  if (storage->is_leaving()) {
-    try {
-      const MutexLock lock(mutex_);
-      leaving_.push_back(storage);
-    } catch (...) {
-      storage->arrive_home(ManagedStorage::Wait::kYes);
-      sort_in(*storage);
-      throw;
-    }
-  }
-  return true;
+  return leaves;
 }
 
 void ManagedSet::let_go(const std::function<bool()>& enough) {
-  while (!enough()) {
-    const Stored oldest = oldest_leaving();
-    if (oldest == nullptr || (oldest->is_leaving() && !evict(*oldest))) {
-      break;
-    }
-    forget_leaving(oldest);
+  while (!enough() && shared_.departures.let_go_of_oldest()) {
   }
   std::optional<Expected> last;
   while (!enough() && (last = last_expected(0, last ? std::optional(last->key) : std::nullopt))) {
-    static_cast<void>(evict(*last->storage));
+    evict(*last->storage);
   }
 }
 
-// Returns whether the memory is let go of.
-bool ManagedSet::evict(ManagedStorage& storage) {
+void ManagedSet::evict(ManagedStorage& storage) {
   c10::intrusive_ptr<c10::StorageImpl> reference;
-  const bool gone = storage.evict(reference);
-  sort_in(storage);
-  if (gone) {
+  if (storage.evict(reference)) {
+    sort_in(storage);
     evicted_.add(storage.bytes());
   }
   if (reference && reference->pyobj_slot()->load_pyobj() != nullptr) {
     const MutexLock lock(mutex_);
     references_.push_back(std::move(reference));
-  }
-  return gone;
-}
-
-// Blocks the calling thread until the oldest copy home is done. Returns false as wait_for_leaving.
-bool ManagedSet::block_for_oldest() {
-  const Stored oldest = oldest_leaving();
-  if (oldest == nullptr) {
-    return false;
-  }
-  if (const Ticket copy = oldest->copy_home()) {
-    try {
-      copy->synchronize();
-    } catch (...) {  // arrive_home() knows what to do
-    }
-  }
-  static_cast<void>(let_go_of_oldest_arrived());
-  return true;
-}
-
-// Lets go of the memory of the oldest of those that leave, if that one is home by now. Never waits.
-bool ManagedSet::let_go_of_oldest_arrived() noexcept {
-  const Stored oldest = oldest_leaving();
-  if (oldest == nullptr || !oldest->arrive_home(ManagedStorage::Wait::kNo)) {
-    return false;
-  }
-  forget_leaving(oldest);
-  return true;
-}
-
-// Makes streams, or on a CPU the calling thread, wait for the oldest copies home until the memory of the others is
-// within the limit. Returns false where another thread has yet to say what is leaving.
-bool ManagedSet::wait_for_leaving(std::uint64_t limit_bytes) noexcept {
-  while (gauges_.leaving.now_bytes() > limit_bytes) {
-    const Stored oldest = oldest_leaving();
-    if (oldest == nullptr) {
-      return false;
-    }
-    oldest->arrive_home(ManagedStorage::Wait::kYes);
-    forget_leaving(oldest);
-  }
-  return true;
-}
-
-// Null where nothing leaves.
-ManagedSet::Stored ManagedSet::oldest_leaving() noexcept {
-  const MutexLock lock(mutex_);
-  return leaving_.empty() ? nullptr : leaving_.front();
-}
-
-// Of what has arrived, stayed or come back, unless it leaves once more. An entry would keep the home after the program
-// has let go of the storage. The caller's reference outlives the lock, so no storage ends under it.
-void ManagedSet::forget_leaving(const Stored& storage) noexcept {
-  const MutexLock lock(mutex_);
-  if (storage->is_leaving()) {
-    return;
-  }
-  if (!leaving_.empty() && leaving_.front() == storage) {  // mostly; what came back and left again follows
-    leaving_.pop_front();
-  } else {
-    std::erase(leaving_, storage);
-  }
-  if (storages_[storage->item()] == storage) {
-    sort_in(storage->item());
   }
 }
 
@@ -613,7 +526,7 @@ std::uint64_t ManagedSet::home_bytes() {
 }
 
 void ManagedSet::reset_stats() {
-  gauges_.on_device.reset_peak();
+  shared_.on_device.reset_peak();
   resident_.reset_peak();
   prefetched_.reset();
   fetched_late_.reset();
@@ -629,13 +542,6 @@ void ManagedSet::end_references() noexcept {
 void ManagedSet::forget_the_dead() {
   std::vector<Stored> dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  std::erase_if(leaving_, [&dead](const Stored& each) {  // the memory would be kept until its room is asked for
-    const bool is_dead = !each->is_alive();
-    if (is_dead) {
-      dead.push_back(each);
-    }
-    return is_dead;
-  });
   for (std::uint32_t item = 0; item < storages_.size(); ++item) {
     take_if_dead(item, dead);
   }

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -129,13 +128,13 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] void* begin_use_at_home(const std::shared_ptr<ManagedStorage>& storage);
 
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
-  void drain() noexcept { wait_for_leaving(0); }
+  void drain() noexcept { shared_.departures.drain(); }
 
   // The bytes of all homes.
   [[nodiscard]] std::uint64_t home_bytes() override;
 
   // The bytes on the device.
-  [[nodiscard]] std::uint64_t held_bytes() const override { return gauges_.on_device.now_bytes(); }
+  [[nodiscard]] std::uint64_t held_bytes() const override { return shared_.on_device.now_bytes(); }
 
   // Makes streams wait for copies home that are under way, the oldest first, and then sends home what is expected last.
   void let_go(const std::function<bool()>& enough) override;
@@ -155,7 +154,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // The bound. A lower one is kept from the next call of fit(), or the next fetch, on.
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }
   void set_device_bytes(std::uint64_t bytes) { device_bytes_ = bytes; }
-  [[nodiscard]] bool is_over_bound() const { return gauges_.on_device.now_bytes() > device_bytes_; }
+  [[nodiscard]] bool is_over_bound() const { return shared_.on_device.now_bytes() > device_bytes_; }
 
   // For a plan that sets the bound: the uses are logged from the first of these calls on. `recorder`: of the step that
   // begins or goes on, whose clock is to stand still while the device waits for managed storages; null for none.
@@ -167,7 +166,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
 
   [[nodiscard]] bool takes_states() const { return limits_.states; }
 
-  [[nodiscard]] const Gauge& on_device() const { return gauges_.on_device; }
+  [[nodiscard]] const Gauge& on_device() const { return shared_.on_device; }
 
   // Sets the figures of managed storages.
   void add_to(Stats& stats);
@@ -208,7 +207,6 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   void begin_operation();
   [[nodiscard]] std::shared_ptr<StepRecorder> recorder_on(c10::Stream stream);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
-  bool block_for_oldest();
   [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
                                                       const std::optional<UseOrder::Key>& before = std::nullopt);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
@@ -216,16 +214,12 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] std::uint64_t staying_bytes() const;
   [[nodiscard]] std::vector<Wanted> expected_from_home(std::size_t most);
   void leave_ahead(const std::vector<Wanted>& wanted);
-  bool let_go_of_oldest_arrived() noexcept;
-  bool wait_for_leaving(std::uint64_t limit_bytes) noexcept;
-  [[nodiscard]] Stored oldest_leaving() noexcept;
-  void forget_leaving(const Stored& storage) noexcept;
-  bool evict(ManagedStorage& storage);
+  void evict(ManagedStorage& storage);
 
   const std::shared_ptr<Residency> residency_;
   const Limits limits_;
   std::atomic<std::uint64_t> device_bytes_;
-  ManagedStorage::Gauges gauges_;
+  ManagedStorage::Set shared_;
   Gauge resident_;
   Counter prefetched_;
   Counter fetched_late_;
@@ -241,8 +235,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
-  std::deque<Stored> leaving_ EBB_GUARDED_BY(mutex_);  // oldest first; some may be back
-  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;     // the bytes of the largest storage so far
+  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;  // the bytes of the largest storage so far
   // Of storages that evictions have looked at, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };

@@ -67,18 +67,17 @@ const void* data_without_checks(c10::StorageImpl& storage) { return storage._mut
 
 }  // namespace
 
-ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item,
+ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home, std::uint32_t item,
                                std::vector<c10::Stream> used_on)
-    : tier_(tier),
-      gauges_(gauges),
+    : set_(set),
       storage_(storage.getWeakStorageImpl()),
       bytes_(storage.nbytes()),
       item_(item),
-      owner_(tier.current_stream()),
-      home_(tier, std::move(home)),
+      owner_(set.tier.current_stream()),
+      home_(set.tier, std::move(home)),
       users_(std::move(used_on)),
       data_(storage.data()),
-      on_device_(gauges.on_device.hold(bytes_)) {
+      on_device_(std::make_shared<Gauge::Lease>(set.on_device.hold(bytes_))) {
   std::erase(users_, owner_);
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   if (!owner_.device().is_cpu()) {  // the memory may be another stream's: it is freed behind this one, too
@@ -93,17 +92,18 @@ ManagedStorage::ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& s
 
 ManagedStorage::~ManagedStorage() {
   const MutexLock lock(mutex_);
-  const c10::DataPtr memory = drop_locked();
+  const c10::DataPtr memory = drop_locked(WaitPoint::kStashEnd);
 }
 
 bool ManagedStorage::home_has_bytes() {
   const MutexLock lock(mutex_);
-  return homes_ == HomesBytes::kSame;
+  return homes_ != HomesBytes::kOld;
 }
 
-Ticket ManagedStorage::copy_home() {
+bool ManagedStorage::needs_memory() {
   const MutexLock lock(mutex_);
-  return home_.copied_out();
+  come_back_locked();
+  return state_ == State::kHome;
 }
 
 bool ManagedStorage::comes_and_goes() {
@@ -162,31 +162,31 @@ void ManagedStorage::bring(c10::Stream stream) {
   }
   if (is_replaced_while_away_locked(*storage)) {
     refuse_access(*storage, false);
-    unwanted = drop_locked();
-    at_home_ = {};
+    unwanted = drop_locked(WaitPoint::kStashEnd);
+    away_ = {};
     state_ = State::kReleased;
     return;
   }
-  if (state_ == State::kLeaving) {
-    tier_.wait_or_block(WaitPoint::kBackAfterOut, owner_, home_.copied_out());
-    static_cast<void>(stays_after_failure_locked());
-    install_locked(*storage);
-  }
+  come_back_locked();
   if (state_ == State::kHome) {
     start_copy_in_locked();
   }
   if (state_ == State::kArriving) {
     try {
-      tier_.wait(WaitPoint::kUseAfterIn, owner_, home_.copied_in());
+      set_.tier.wait(WaitPoint::kUseAfterIn, owner_, home_.copied_in());
     } catch (...) {
-      unwanted = drop_locked();
+      unwanted = drop_locked(WaitPoint::kStashEnd);
       throw;
+    }
+    if (homes_ == HomesBytes::kUnderWay) {  // the program may write to the memory, or free it
+      set_.tier.wait_or_block(WaitPoint::kBackAfterOut, owner_, home_.copied_out());
+      stay_after_failure_locked();
     }
     install_locked(*storage);
   }
   if (stream != owner_) {
-    tier_.wait(WaitPoint::kUseAfterIn, stream, home_.copied_in());
-    tier_.wait_or_block(WaitPoint::kBackAfterOut, stream, home_.copied_out());
+    set_.tier.wait(WaitPoint::kUseAfterIn, stream, home_.copied_in());
+    set_.tier.wait_or_block(WaitPoint::kBackAfterOut, stream, home_.copied_out());
     add_user_locked(stream);
   } else {
     report_use_locked(stream);
@@ -201,7 +201,7 @@ void ManagedStorage::release() {
     wait_for_users_locked();
     refuse_access(*storage, false);
     state_ = State::kReleased;
-    on_device_ = {};
+    on_device_ = nullptr;
   }
 }
 
@@ -225,10 +225,15 @@ void* ManagedStorage::begin_use_at_home() {
   Garbage garbage{{}, storage_.lock()};
   const MutexLock lock(mutex_);
   const bool are_copied = in_force(WaitPoint::kAtHomeAfterUsers) && !std::ranges::all_of(home_.users(), is_done);
-  if (uses_ > 0 || are_copied || !tier_.blocks_are_memory()) {
+  if (uses_ > 0 || are_copied || !set_.tier.blocks_are_memory()) {
     return nullptr;
   }
-  arrive_home_locked(Wait::kYes, garbage);
+  if (state_ == State::kLeaving) {
+    come_back_locked();
+    if (!stays_now_) {
+      garbage.memory = drop_locked(WaitPoint::kStashBound);
+    }
+  }
   if (state_ != State::kHome || !garbage.storage || is_replaced_while_away_locked(*garbage.storage)) {
     return nullptr;
   }
@@ -255,15 +260,17 @@ void ManagedStorage::end_use_at_home() noexcept {
 }
 
 bool ManagedStorage::prefetch() noexcept {
-  Garbage garbage{{}, storage_.lock()};
+  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   try {
     const MutexLock lock(mutex_);
-    if (uses_ > 0 && state_ == State::kHome) {
-      return false;
+    if (!storage || is_replaced_while_away_locked(*storage)) {
+      return true;
     }
-    is_wanted_ = state_ == State::kLeaving;
-    arrive_home_locked(Wait::kNo, garbage);
-    if (state_ == State::kHome && !storage_.expired()) {
+    come_back_locked();
+    if (state_ == State::kHome) {
+      if (uses_ > 0) {
+        return false;
+      }
       start_copy_in_locked();
     }
     return true;
@@ -280,67 +287,50 @@ bool ManagedStorage::leave() noexcept {
 
 bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
   try {
-    if (uses_ > 0) {
+    if (uses_ > 0 || !is_here() || (stays_now_ && garbage.storage)) {
       return false;
     }
-    if (state_ == State::kArriving) {
-      garbage.memory = drop_locked();
+    if (state_ == State::kArriving && homes_ != HomesBytes::kUnderWay) {
+      garbage.memory = drop_locked(WaitPoint::kStashEnd);
       return true;
     }
-    if (state_ != State::kInstalled || stays_now_ || !garbage.storage) {
-      return false;
-    }
-    c10::StorageImpl& storage = *garbage.storage;
-    release_if_replaced_locked(storage);
-    if (state_ == State::kReleased || c10::impl::cow::is_cow_data_ptr(storage._mutable_data_ptr_no_checks())) {
-      return false;
-    }
     // Whatever may fail comes before the bytes leave.
-    wait_for_users_locked();
-    if (homes_ == HomesBytes::kOld) {
-      home_.copy_out(data_, owner_);
-      homes_ = HomesBytes::kUnderWay;
+    Departures::Place place = Departures::prepare(owner_);
+    c10::Storage box(c10::Storage::use_byte_size_t(), bytes_, c10::DataPtr(nullptr, set_.tier.device()));
+    if (state_ == State::kInstalled) {
+      if (!garbage.storage) {
+        return false;
+      }
+      c10::StorageImpl& storage = *garbage.storage;
+      release_if_replaced_locked(storage);
+      if (state_ == State::kReleased || c10::impl::cow::is_cow_data_ptr(storage._mutable_data_ptr_no_checks())) {
+        return false;
+      }
+      wait_for_users_locked();
+      if (homes_ == HomesBytes::kOld) {
+        home_.copy_out(data_, owner_);
+        homes_ = HomesBytes::kUnderWay;
+      }
+      memory_ = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, set_.tier.device()));
+      refuse_access(storage, true);
     }
-    memory_ = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, tier_.device()));
-    refuse_access(storage, true);
-    if (homes_ == HomesBytes::kUnderWay && in_force(WaitPoint::kSourceInStash)) {
-      state_ = State::kLeaving;
-      leaving_ = gauges_.leaving.hold(bytes_);
+    away_ = set_.away.hold(bytes_);
+    if (homes_ == HomesBytes::kSame) {
+      state_ = State::kHome;
+      on_device_ = nullptr;
+      garbage.memory = std::exchange(memory_, {});
     } else {
-      garbage.memory = let_go_locked();
+      state_ = State::kLeaving;
+      box.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = std::exchange(memory_, {});
+      departure_ =
+          set_.departures.hold(std::move(place), {std::exchange(on_device_, nullptr), std::move(box),
+                                                  home_.copied_out(), owner_, Departures::IfCopyFails::kStays});
     }
     return true;
   } catch (...) {
     log_warning("a managed storage could not leave the device");
     return false;
   }
-}
-
-bool ManagedStorage::arrive_home(Wait wait) noexcept {
-  Garbage garbage{{}, storage_.lock()};
-  const MutexLock lock(mutex_);
-  return arrive_home_locked(wait, garbage);
-}
-
-bool ManagedStorage::arrive_home_locked(Wait wait, Garbage& garbage) noexcept {
-  if (state_ != State::kLeaving) {
-    return true;
-  }
-  if (in_force(WaitPoint::kStashSweep) && !is_done(home_.copied_out())) {
-    if (wait == Wait::kNo) {
-      return false;
-    }
-    tier_.wait_or_block(WaitPoint::kStashBound, owner_, home_.copied_out());
-  }
-  const bool can_come_back = garbage.storage && !is_replaced_while_away_locked(*garbage.storage);
-  const bool has_failed = can_come_back && stays_after_failure_locked();
-  homes_ = has_failed ? HomesBytes::kOld : HomesBytes::kSame;
-  if (has_failed || (can_come_back && is_wanted_ && wait == Wait::kNo)) {
-    install_locked(*garbage.storage);
-  } else {
-    garbage.memory = let_go_locked();
-  }
-  return true;
 }
 
 bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept {
@@ -355,67 +345,88 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
   if (!mutex_.try_lock()) {
     return false;
   }
-  const MutexLock lock(mutex_, std::adopt_lock);
-  const bool leaves = state_ == State::kLeaving || leave_locked(garbage);
-  if (leaves) {
-    arrive_home_locked(Wait::kYes, garbage);
+  std::optional<Departures::Number> departure;
+  {
+    const MutexLock lock(mutex_, std::adopt_lock);
+    if (!leave_locked(garbage)) {
+      return false;
+    }
+    if (state_ == State::kLeaving) {
+      departure = departure_;
+    }
   }
-  return leaves && state_ == State::kHome;
+  if (departure) {
+    set_.departures.release(*departure);
+  }
+  return true;
+}
+
+// kLeaving -> kArriving where the memory is still there, else kHome.
+void ManagedStorage::come_back_locked() noexcept {
+  if (state_ != State::kLeaving) {
+    return;
+  }
+  std::optional<Departures::Departure> departure = set_.departures.take(departure_);
+  if (!departure) {
+    homes_ = HomesBytes::kSame;
+    state_ = State::kHome;
+    return;
+  }
+  memory_ = std::move(departure->memory.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+  on_device_ = std::move(departure->on_device);
+  away_ = {};
+  state_ = State::kArriving;
+  stay_after_failure_locked();
 }
 
 void ManagedStorage::start_copy_in_locked() {
-  Gauge::Lease lease = gauges_.on_device.hold(bytes_);
-  c10::DataPtr memory = tier_.allocate(bytes_, owner_);
+  auto lease = std::make_shared<Gauge::Lease>(set_.on_device.hold(bytes_));
+  c10::DataPtr memory = set_.tier.allocate(bytes_, owner_);
   home_.copy_in(memory.get(), owner_);
   memory_ = std::move(memory);
   on_device_ = std::move(lease);
-  at_home_ = {};
+  away_ = {};
   state_ = State::kArriving;
 }
 
-// Whether the copy out that is under way or done is known to have failed: the bytes then stay on the device for good.
-bool ManagedStorage::stays_after_failure_locked() {
-  const std::optional<std::string> failure =
-      is_done(home_.copied_out()) ? failure_of(home_.copied_out()) : std::nullopt;
-  if (failure) {
+// If the copy out is known to have failed, the bytes stay on the device for good.
+void ManagedStorage::stay_after_failure_locked() {
+  if (homes_ != HomesBytes::kUnderWay || !is_done(home_.copied_out())) {
+    return;
+  }
+  homes_ = HomesBytes::kSame;
+  if (const std::optional<std::string> failure = failure_of(home_.copied_out())) {
     log_warning("a managed storage stays on the device, because its copy home has failed: " + *failure);
     homes_ = HomesBytes::kOld;
     home_.forget_copy_out();
     stays_now_ = true;
   }
-  return failure.has_value();
 }
 
-// kArriving, kLeaving -> kInstalled.
+// kArriving -> kInstalled.
 void ManagedStorage::install_locked(c10::StorageImpl& storage) {
   data_ = memory_.get();
   storage._mutable_data_ptr_no_checks() = std::exchange(memory_, {});
-  leaving_ = {};
-  is_wanted_ = false;
   state_ = State::kInstalled;
 }
 
-// -> kHome. The result is to be destroyed after the mutex is released.
-c10::DataPtr ManagedStorage::let_go_locked() noexcept {
+// kArriving, kLeaving -> kHome, whatever the home has; nothing in any other state. `after_out`: the name of the wait
+// for a copy out. The result is to be destroyed after the mutex is released.
+c10::DataPtr ManagedStorage::drop_locked(WaitPoint after_out) noexcept {
+  come_back_locked();
+  if (state_ != State::kArriving) {
+    return {};
+  }
+  if (homes_ == HomesBytes::kUnderWay) {
+    set_.tier.wait_or_block(after_out, owner_, home_.copied_out());
+    homes_ = HomesBytes::kSame;
+  } else {
+    set_.tier.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, home_.copied_in());
+  }
   state_ = State::kHome;
-  is_wanted_ = false;
-  leaving_ = {};
-  on_device_ = {};
-  at_home_ = gauges_.at_home.hold(bytes_);
+  on_device_ = nullptr;
+  away_ = set_.away.hold(bytes_);
   return std::exchange(memory_, {});
-}
-
-// kArriving, kLeaving -> kHome, whatever the home has; nothing in any other state. The result is as let_go_locked()'s.
-c10::DataPtr ManagedStorage::drop_locked() noexcept {
-  if (state_ == State::kArriving) {
-    tier_.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, home_.copied_in());
-    return let_go_locked();
-  }
-  if (state_ == State::kLeaving) {
-    tier_.wait_or_block(WaitPoint::kStashEnd, owner_, home_.copied_out());
-    return let_go_locked();
-  }
-  return {};
 }
 
 void ManagedStorage::add_user_locked(c10::Stream stream) {
@@ -427,7 +438,7 @@ void ManagedStorage::add_user_locked(c10::Stream stream) {
 // To an observer. What the bytes were in before they first left is the program's, which orders all its streams itself.
 void ManagedStorage::report_use_locked(c10::Stream stream) {
   if (home_.copied_in() != nullptr) {
-    tier_.used(stream, data_, bytes_);
+    set_.tier.used(stream, data_, bytes_);
   }
 }
 
@@ -436,7 +447,7 @@ void ManagedStorage::report_use_locked(c10::Stream stream) {
 void ManagedStorage::wait_for_users_locked() {
   for (const c10::Stream user : users_) {
     report_use_locked(user);
-    tier_.wait(WaitPoint::kFreeAfterUsers, owner_, tier_.record(user));
+    set_.tier.wait(WaitPoint::kFreeAfterUsers, owner_, set_.tier.record(user));
   }
   users_.clear();
 }
@@ -452,7 +463,7 @@ void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
   if (state_ == State::kInstalled && !is_as_installed) {
     refuse_access(storage, false);
     state_ = State::kReleased;
-    on_device_ = {};
+    on_device_ = nullptr;
   }
 }
 

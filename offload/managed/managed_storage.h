@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/cache/departures.h"
 #include "offload/cache/home_block.h"
 #include "offload/report/gauge.h"
 #include "streams/base/block.h"
@@ -28,12 +30,12 @@ namespace ebb {
 // know of a write.
 //
 // kHome       The home alone has the bytes, or on a GPU gets them by a copy out that the owner has waited for.
-// kArriving   A copy in is under way or done. The StorageImpl does not have the memory yet: the program's end of the
-//             storage cannot free what a copy still writes to.
+// kArriving   The memory is here, and a copy in may be under way, or the copy out after which the memory came back. The
+//             StorageImpl does not have the memory yet: the program's end of the storage cannot free what a copy uses.
 // kInstalled  The StorageImpl has the memory.
-// kLeaving    A copy out is under way or done. The memory is kept until its room is asked for and the copy is known to
-//             have succeeded, or the owner has waited for the copy. A use gets that memory back, behind the copy. If
-//             the copy is known to have failed, as a copy to a disk may, the StorageImpl gets the memory back for good.
+// kLeaving    A copy out is under way or done, and the memory is among the set's departures, or has been let go of. A
+//             use gets the memory back, behind the copy. If the copy is known to have failed, as a copy to a disk may,
+//             the memory comes back for good.
 // kReleased   The program has resized the storage, given it other memory or asked for it: the bytes are the program's
 //             affair again.
 //
@@ -44,16 +46,18 @@ namespace ebb {
 // Threads: every member may be called from any thread.
 class ManagedStorage {
  public:
-  // The bytes of many storages: those that take device memory, the part of these in kLeaving, and those in kHome.
-  struct Gauges {
-    Gauge on_device;
-    Gauge leaving;
-    Gauge at_home;
+  // What the storages of one set share.
+  struct Set {
+    explicit Set(Tier& on) : tier(on), departures(on) {}
+    Tier& tier;
+    Gauge on_device;        // the bytes that take device memory
+    Gauge away;             // the bytes in kHome and kLeaving
+    Departures departures;  // the part of `on_device` in kLeaving
   };
 
   // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `used_on`: other streams
-  // that may be using it. `tier` and `gauges` must outlive this object.
-  ManagedStorage(Tier& tier, Gauges& gauges, const c10::Storage& storage, Block home, std::uint32_t item,
+  // that may be using it. `set` must outlive this object.
+  ManagedStorage(Set& set, const c10::Storage& storage, Block home, std::uint32_t item,
                  std::vector<c10::Stream> used_on);
   ~ManagedStorage();
   ManagedStorage(const ManagedStorage&) = delete;
@@ -62,12 +66,14 @@ class ManagedStorage {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
 
-  // Whether the StorageImpl has the memory, or a copy in is under way; whether the state is kInstalled, kLeaving or
-  // kHome. Only hints: another thread may change that.
+  // Whether the StorageImpl has the memory, or will have it without a copy in to be started; whether it has the memory;
+  // whether the state is kHome or kLeaving. Only hints: another thread may change that.
   [[nodiscard]] bool is_here() const { return state_ == State::kInstalled || state_ == State::kArriving; }
   [[nodiscard]] bool is_installed() const { return state_ == State::kInstalled; }
-  [[nodiscard]] bool is_leaving() const { return state_ == State::kLeaving; }
-  [[nodiscard]] bool is_at_home() const { return state_ == State::kHome; }
+  [[nodiscard]] bool is_away() const { return state_ == State::kHome || state_ == State::kLeaving; }
+
+  // Whether a use needs device memory to be asked for. Has the memory of a departure that is not over come back.
+  [[nodiscard]] bool needs_memory();
 
   // Whether leave() could have the bytes leave, or the storage has ended. Only a hint, too.
   [[nodiscard]] bool can_leave() const { return is_here() && uses_ == 0 && (!stays_now_ || !is_alive()); }
@@ -77,9 +83,6 @@ class ManagedStorage {
 
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }
-
-  // The last copy out; null before the first.
-  [[nodiscard]] Ticket copy_home();
 
   // Whether the bytes are ebb's affair: the program has the storage, and has neither resized it nor given it memory.
   [[nodiscard]] bool comes_and_goes();
@@ -118,19 +121,13 @@ class ManagedStorage {
   void set_is_about_to_change(bool is_about_to) { is_about_to_change_ = is_about_to; }
   [[nodiscard]] bool is_about_to_change() const { return is_about_to_change_; }
 
-  // Starts the copy in before anybody asks. Bytes that are leaving come back if their copy out is done, or else once
-  // their room is asked for and it is. Returns false where the copy in cannot be started, or the bytes are used at
-  // home.
+  // Starts the copy in before anybody asks, or has the memory of bytes that are leaving come back. Returns false where
+  // the copy in cannot be started, or the bytes are used at home.
   bool prefetch() noexcept;
 
-  // kArriving -> kHome; kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false where
-  // the bytes are in use, not on the device, or cannot leave.
+  // kArriving, kInstalled -> kHome where the home has the bytes, else kLeaving. Returns false where the bytes are in
+  // use, not on the device, or cannot leave.
   bool leave() noexcept;
-
-  // kLeaving -> kHome if the copy out is done, or, with kYes, once the owner has waited for the copy. Returns false
-  // where the copy is not done and `wait` is kNo.
-  enum class Wait : std::uint8_t { kNo, kYes };
-  bool arrive_home(Wait wait) noexcept;
 
   // Has the bytes leave, if they have not left, and lets go of the memory at once: the owner waits for the copy out.
   // Returns false, and does nothing, where the bytes cannot leave or another thread holds the lock, so that the caller
@@ -150,20 +147,18 @@ class ManagedStorage {
   };
 
   bool leave_locked(Garbage& garbage) noexcept EBB_REQUIRES(mutex_);
-  bool arrive_home_locked(Wait wait, Garbage& garbage) noexcept EBB_REQUIRES(mutex_);
+  void come_back_locked() noexcept EBB_REQUIRES(mutex_);
   void start_copy_in_locked() EBB_REQUIRES(mutex_);
   void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
   void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void report_use_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
-  [[nodiscard]] bool stays_after_failure_locked() EBB_REQUIRES(mutex_);
-  [[nodiscard]] c10::DataPtr let_go_locked() noexcept EBB_REQUIRES(mutex_);
-  [[nodiscard]] c10::DataPtr drop_locked() noexcept EBB_REQUIRES(mutex_);
+  void stay_after_failure_locked() EBB_REQUIRES(mutex_);
+  [[nodiscard]] c10::DataPtr drop_locked(WaitPoint after_out) noexcept EBB_REQUIRES(mutex_);
   [[nodiscard]] bool is_replaced_while_away_locked(c10::StorageImpl& storage) const EBB_REQUIRES(mutex_);
   void release_if_replaced_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
 
-  Tier& tier_;
-  Gauges& gauges_;
+  Set& set_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const std::size_t bytes_;
   const std::uint32_t item_;
@@ -177,14 +172,13 @@ class ManagedStorage {
   std::condition_variable use_at_home_is_over_;
   std::optional<std::thread::id> user_at_home_ EBB_GUARDED_BY(mutex_);  // who is one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
-  bool is_wanted_ EBB_GUARDED_BY(mutex_) = false;  // kLeaving, and to come back once the copy out is done
   HomeBlock home_ EBB_GUARDED_BY(mutex_);
-  std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);  // other streams that have used the memory
-  const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled, kLeaving
-  Gauge::Lease on_device_ EBB_GUARDED_BY(mutex_);          // while there is memory; ends before memory_ does
-  Gauge::Lease leaving_ EBB_GUARDED_BY(mutex_);            // kLeaving
-  Gauge::Lease at_home_ EBB_GUARDED_BY(mutex_);            // kHome
-  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);             // kArriving, kLeaving
+  std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);           // other streams that have used the memory
+  const void* data_ EBB_GUARDED_BY(mutex_);                         // kInstalled
+  std::shared_ptr<Gauge::Lease> on_device_ EBB_GUARDED_BY(mutex_);  // kArriving, kInstalled
+  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);                      // kArriving
+  Departures::Number departure_ EBB_GUARDED_BY(mutex_) = 0;         // kLeaving
+  Gauge::Lease away_ EBB_GUARDED_BY(mutex_);                        // kHome, kLeaving
 };
 
 }  // namespace ebb

@@ -5,12 +5,12 @@
 
 #include <c10/core/Storage.h>
 
+#include "offload/cache/departures.h"
 #include "offload/report/gauge.h"
 #include "offload/report/ledger.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/prefetcher.h"
-#include "offload/residency/stash.h"
 #include "offload/stats.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
@@ -44,7 +44,7 @@ class Residency {
   [[nodiscard]] Trace* trace() { return trace_.get(); }  // null for none
   [[nodiscard]] const Prefetcher& prefetcher() const { return prefetcher_; }
   [[nodiscard]] Ledger& ledger() { return ledger_; }
-  [[nodiscard]] Stash& stash() { return stash_; }
+  [[nodiscard]] Departures& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
   // Of sources that a prefetch keeps for backward, beside the window; bounded as the stash.
   [[nodiscard]] Gauge& retained() { return retained_; }
@@ -109,7 +109,7 @@ class Residency {
   Gauge window_;
   Gauge retained_;
   EvictionQueue eviction_queue_;
-  Stash stash_;  // destroyed first: the stash lets go of device memory, which the gauges above count
+  Departures stash_;  // destroyed first: the stash lets go of device memory, which the gauges above count
 };
 
 }  // namespace ebb

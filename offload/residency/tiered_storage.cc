@@ -79,7 +79,7 @@ void TieredStorage::may_be_evicted(c10::Stream stream) {
 }
 
 bool TieredStorage::evict(c10::Stream stream) {
-  Leaving leaving;
+  std::optional<Leaving> leaving;
   {
     if (this == fetching_here || !mutex_.try_lock()) {
       return false;
@@ -93,46 +93,41 @@ bool TieredStorage::evict(c10::Stream stream) {
     if (!block) {
       return false;
     }
-    leaving = start_out_locked(*std::move(block), stream, Leaves::kLater);
+    leaving.emplace(start_out_locked(*std::move(block), stream, Leaves::kLater));
     if (evictable_) {
       residency_->eviction_queue().remove(*std::exchange(evictable_, std::nullopt));
     }
   }
   residency_->ledger().count_evicted(bytes_);
-  into_stash(std::move(leaving), stream, /*limit_bytes=*/0);
+  residency_->stash().hold(std::move(leaving->place), std::move(leaving->departure), /*limit_bytes=*/0);
   return true;
 }
 
 void TieredStorage::offload(Block block, c10::Stream stream) {
-  Leaving leaving;
+  std::optional<Leaving> leaving;
   {
     const MutexLock lock(mutex_);
-    leaving = start_out_locked(std::move(block), stream, Leaves::kAtItsSave);
+    leaving.emplace(start_out_locked(std::move(block), stream, Leaves::kAtItsSave));
   }
   residency_->ledger().count_offloaded(bytes_);
   const std::uint64_t limit_bytes = stash_limit_bytes();
   residency_->stash().make_room(bytes_, limit_bytes);
-  if (!*leaving.on_device) {  // no deferred copy
-    *leaving.on_device = residency_->ledger().on_device().hold(bytes_);
+  if (Gauge::Lease& on_device = *leaving->departure.on_device; !on_device) {  // no deferred copy
+    on_device = residency_->ledger().on_device().hold(bytes_);
   }
-  into_stash(std::move(leaving), stream, limit_bytes);
+  residency_->stash().hold(std::move(leaving->place), std::move(leaving->departure), limit_bytes);
 }
 
 TieredStorage::Leaving TieredStorage::start_out_locked(Block block, c10::Stream stream, Leaves when) {
   TORCH_INTERNAL_ASSERT(state_ == State::kResident);
   HomeBlock home(residency_->tier(), std::move(block));
+  Departures::Place place = Departures::prepare(stream);
   leaves_locked(stream, when);  // before the copy starts: from then on nothing may fail
   home.copy_out(source_data_, stream);
   home_.emplace(std::move(home));
   move_to_locked(State::kOffDevice);
-  return {std::exchange(resident_, {}), std::exchange(on_device_, nullptr), home_->copied_out()};
-}
-
-void TieredStorage::into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes) {
-  if (in_force(WaitPoint::kSourceInStash)) {
-    residency_->stash().hold(std::move(leaving.source), std::move(leaving.on_device), std::move(leaving.left), stream,
-                             limit_bytes);
-  }
+  return {std::move(place),
+          {std::exchange(on_device_, nullptr), std::exchange(resident_, {}), home_->copied_out(), stream}};
 }
 
 void TieredStorage::defer_offload(Block block, c10::Stream stream) {

@@ -9,6 +9,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/cache/departures.h"
 #include "offload/cache/home_block.h"
 #include "offload/report/gauge.h"
 #include "offload/residency/eviction_queue.h"
@@ -154,9 +155,8 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
 
   // A source on its way into the stash, which holds the source until the copy out is done.
   struct Leaving {
-    c10::Storage source;
-    std::shared_ptr<Gauge::Lease> on_device;
-    Ticket left;
+    Departures::Place place;
+    Departures::Departure departure;
   };
 
   // A storage that was handed out, and on which stream. The reference is weak: the program decides how long the storage
@@ -169,7 +169,6 @@ class TieredStorage : public std::enable_shared_from_this<TieredStorage> {
 
   void move_to_locked(State next) EBB_REQUIRES(mutex_);
   [[nodiscard]] Leaving start_out_locked(Block block, c10::Stream stream, Leaves when) EBB_REQUIRES(mutex_);
-  void into_stash(Leaving leaving, c10::Stream stream, std::uint64_t limit_bytes);
   [[nodiscard]] bool source_is_as_saved_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] c10::Storage try_find(c10::Stream stream);
   [[nodiscard]] c10::Storage recompute(c10::Stream stream);

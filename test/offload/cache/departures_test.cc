@@ -1,4 +1,4 @@
-#include "offload/residency/stash.h"
+#include "offload/cache/departures.h"
 
 #include <condition_variable>
 #include <memory>
@@ -58,19 +58,23 @@ class Copy final : public Completion {
 
 c10::Storage new_storage() { return {c10::Storage::use_byte_size_t(), 32, c10::GetCPUAllocator(), /*resizable=*/true}; }
 
+void hold(Departures& departures, const c10::Storage& memory, Ticket left, c10::Stream stream) {
+  departures.hold(Departures::prepare(stream), {nullptr, memory, std::move(left), stream});
+}
+
 // A program that resizes a storage drains first. So drain must not return because another thread waits for the copy.
 TEST_CASE("a source that another thread is letting go of is awaited, too") {
   SimulatedTier tier(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
-  Stash stash(tier);
+  Departures departures(tier);
   const auto copy = std::make_shared<Copy>();
   const c10::Storage source = new_storage();
-  stash.hold(source, nullptr, copy, tier.current_stream(), 1 << 20);
+  hold(departures, source, copy, tier.current_stream());
   const bool all = GENERATE(true, false);
 
-  std::thread first([&] { stash.shrink_to(0); });
+  std::thread first([&] { departures.shrink_to(0); });
   REQUIRE(copy->waiting_of(1) == 1);
   std::thread second([&] {
-    all ? stash.drain() : stash.release(source);
+    all ? departures.drain() : departures.release(source);
     copy->returned();
   });
   const int waiting = copy->waiting_of(2);
@@ -79,21 +83,21 @@ TEST_CASE("a source that another thread is letting go of is awaited, too") {
   first.join();
   second.join();
   CHECK(waiting == 2);
-  CHECK(stash.gauge().now_bytes() == 0);
+  CHECK(departures.gauge().now_bytes() == 0);
   CHECK(source.use_count() == 1);
 }
 
 // On a GPU small copies are batched, and the copies of a batch share a ticket.
 TEST_CASE("of sources whose copies are one batch, the one that is released goes alone") {
   SimulatedTier tier(Schedule::kLate, 0, std::nullopt, /*deferred_compute=*/false);
-  Stash stash(tier);
+  Departures departures(tier);
   const auto batch = std::make_shared<Copy>();
   const c10::Storage first = new_storage();
   const c10::Storage second = new_storage();
-  stash.hold(first, nullptr, batch, tier.current_stream(), 1 << 20);
-  stash.hold(second, nullptr, batch, tier.current_stream(), 1 << 20);
+  hold(departures, first, batch, tier.current_stream());
+  hold(departures, second, batch, tier.current_stream());
   batch->finish();
-  stash.release(second);
+  departures.release(second);
   CHECK(first.use_count() == 2);
   CHECK(second.use_count() == 1);
 }
