@@ -11,7 +11,7 @@
 #include <c10/util/Exception.h>
 #include <spdlog/spdlog.h>
 
-#include "streams/simulated/simulated_device_allocator.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 namespace ebb {
 namespace {

@@ -5,6 +5,7 @@
 #include "offload/base/log.h"
 #include "offload/runtime/runtime.h"
 #include "offload/steps/saved_step.h"
+#include "offload/steps/saved_storage.h"
 #include "offload/tensors/deferred_copies.h"
 
 namespace ebb {
@@ -48,7 +49,7 @@ void EarlyPrefetch::start() {
   }
   if (!step_->in_use() && !step_->tried_early() && runtime_->decider().backward_begins(*step_)) {
     fetched_ = true;
-    step_->prefetch_early(runtime_->tier().current_stream());
+    step_->prefetch_early(runtime_->tier().current_stream(), &SavedStorage::start_prefetch);
     runtime_->tier().flush();
   }
 }
@@ -60,7 +61,7 @@ EarlyPrefetch::~EarlyPrefetch() {
   if (fetched_ && !step_->in_use()) {
     try {
       runtime_->steps().stall_monitor().early_prefetch_was_wrong();
-      step_->cancel_prefetches();
+      runtime_->steps().cancel_prefetches(step_);
     } catch (...) {
       log_warning(
           "storages that were prefetched for another graph stay on the device until that graph is used or dropped");

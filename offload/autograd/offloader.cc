@@ -16,7 +16,7 @@
 #include "offload/managed/observed_operations.h"
 #include "offload/planning/plan_lifecycle.h"
 #include "offload/report/summary.h"
-#include "offload/residency/out_of_memory.h"
+#include "offload/runtime/out_of_memory.h"
 #include "offload/runtime/runtime.h"
 #include "policy/planned_policy.h"
 #include "policy/policies.h"
@@ -107,7 +107,7 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   auto runtime =
       make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
   if (evict) {
-    serve_when_out_of_memory(runtime->shared_residency());
+    serve_when_out_of_memory(runtime);
   }
   return runtime;
 }
@@ -220,7 +220,7 @@ void Offloader::drain() {
 
 std::uint64_t Offloader::evict(std::uint64_t bytes) {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? 0 : runtime->residency().evict(bytes);
+  return runtime == nullptr ? 0 : runtime->evict(bytes);
 }
 
 Stats Offloader::stats() const {
@@ -234,7 +234,7 @@ Stats Offloader::stats() const {
 
 std::string Offloader::summary() const {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? "ebb is switched off" : ebb::summary(runtime->residency().stats());
+  return runtime == nullptr ? "ebb is switched off" : ebb::summary(runtime->stats());
 }
 
 std::string Offloader::explain() const {

@@ -26,6 +26,7 @@ Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, Regio
   }
   const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
+  runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
   if (region != nullptr) {
     saved_.emplace(tensor, runtime.keep(tensor, step, *region));
@@ -36,16 +37,12 @@ Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, Regio
 }
 
 Packed::~Packed() {
-  std::shared_ptr<Residency> residency;
-  if (anything_is_lent() && saved_->storage() != nullptr) {
-    residency = saved_->storage()->residency();
-  }
   const void* const save = &*saved_;
   saved_.reset();
   held_.reset();
   for (const c10::Storage& memory : sweep_lent_here(save)) {
-    if (residency != nullptr && !residency->forked()) {
-      residency->stash().release(memory);
+    if (runtime_ != nullptr && !runtime_->forked()) {
+      runtime_->residency().stash().release(memory);
     }
   }
 }
@@ -53,7 +50,15 @@ Packed::~Packed() {
 at::Tensor Packed::unpack() {
   const WithoutInterpreterLock without;
   sweep_lent_behind();  // before memory is asked for
-  return saved_->get();
+  for (bool is_again = false;; is_again = true) {
+    try {
+      return saved_->get();
+    } catch (const c10::OutOfMemoryError&) {
+      if (runtime_ == nullptr || (runtime_->evict(saved_->storage()->bytes()) == 0 && is_again)) {
+        throw;
+      }
+    }
+  }
 }
 
 }  // namespace ebb

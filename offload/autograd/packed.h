@@ -11,6 +11,7 @@
 
 namespace ebb {
 
+class Runtime;
 struct RegionSaves;
 
 // Note [CUDA graphs]
@@ -33,14 +34,16 @@ class Packed {
   Packed(const Packed&) = delete;
   Packed& operator=(const Packed&) = delete;
 
-  // The tensor that was saved, ready for work on the calling thread's current stream. Throws c10::Error if the tensor
-  // has been written to since it was saved, and what SavedStorage::Use::get throws.
+  // The tensor that was saved, ready for work on the calling thread's current stream. Where the device has no memory,
+  // other storages are evicted, and what they leave is tried. Throws c10::Error if the tensor has been written to since
+  // it was saved, and what SavedStorage::Use::get throws.
   [[nodiscard]] at::Tensor unpack();
 
   // As SavedTensor's.
   [[nodiscard]] std::unique_ptr<SavedTensor> for_recipe() const { return saved_->for_recipe(); }
 
  private:
+  std::shared_ptr<Runtime> runtime_;  // null where the save is passed through
   std::optional<SavedTensor> saved_;
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
 };

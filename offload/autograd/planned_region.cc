@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "offload/steps/saved_step.h"
+#include "offload/steps/saved_storage.h"
 
 namespace ebb {
 
@@ -43,7 +44,7 @@ void PlannedRegion::needed() {
     place_.recorder->needed(place_.index);
   }
   const StepRecorder::ClockPause pause(place_.recorder.get());
-  if (planned && step_->prefetch()) {
+  if (planned && step_->prefetch(&SavedStorage::start_prefetch)) {
     runtime_->tier().flush();
   }
 }

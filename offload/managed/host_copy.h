@@ -9,7 +9,7 @@
 #include <c10/core/Storage.h>
 
 #include "offload/cache/home_block.h"
-#include "offload/residency/residency.h"
+#include "offload/cache/residency.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
 

@@ -10,6 +10,7 @@
 #include "offload/base/interpreter.h"
 #include "offload/base/log.h"
 #include "offload/planning/step_recorder.h"
+#include "offload/steps/steps.h"
 #include "policy/managed_traffic.h"
 #include "streams/base/process_mark.h"
 
@@ -34,11 +35,12 @@ UseOrder::Where where_of(const ManagedStorage* storage) {
 
 }  // namespace
 
-ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Limits limits)
+ManagedSet::ManagedSet(std::shared_ptr<Residency> residency, Steps& steps, Limits limits)
     : residency_(std::move(residency)),
+      steps_(steps),
       limits_(limits),
       device_bytes_(limits.device_bytes),
-      shared_(residency_->tier()) {}
+      shared_(*residency_) {}
 
 bool ManagedSet::takes(const at::Tensor& tensor) const {
   return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
@@ -229,9 +231,20 @@ void ManagedSet::bring_one(ManagedStorage& storage, c10::Stream stream) {
   } catch (const c10::OutOfMemoryError&) {
     send_home();
     drain();
-    residency_->evict(storage.bytes());
+    make_saves_leave(storage.bytes());
   }
   storage.bring(stream);
+}
+
+// As far as possible, lets go of so many bytes of saved storages on the device.
+void ManagedSet::make_saves_leave(std::uint64_t bytes) {
+  DeviceAccount& account = *residency_->ledger().account();
+  const std::uint64_t before = account.held.now_bytes();
+  const auto enough = [&] { return account.held.now_bytes() + bytes <= before; };
+  residency_->stash().drain();
+  ++account.evictions;
+  steps_.make_room(enough);
+  steps_.evict(enough);
 }
 
 // Returns whether what is expected next may have changed.
@@ -328,7 +341,7 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
         continue;
       }
     }
-    if (shared_.departures.sweep_oldest()) {
+    if (shared_.stash.sweep_oldest()) {
       continue;
     }
     if (stays + bytes > limit) {
@@ -341,8 +354,8 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
     if (copies == CopiesHome::kGiveUp) {
       return Room::kNotYet;
     }
-    static_cast<void>(copies == CopiesHome::kBlock ? shared_.departures.block_for_oldest()
-                                                   : shared_.departures.let_go_of_oldest());
+    static_cast<void>(copies == CopiesHome::kBlock ? shared_.stash.block_for_oldest()
+                                                   : shared_.stash.let_go_of_oldest());
   }
   return Room::kThere;
 }
@@ -350,7 +363,7 @@ ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed
 // Of what is on the device, what no copy home has been started of.
 std::uint64_t ManagedSet::staying_bytes() const {
   const std::uint64_t held = shared_.on_device.now_bytes();
-  return held - std::min(held, shared_.departures.gauge().now_bytes());
+  return held - std::min(held, shared_.stash.gauge().now_bytes());
 }
 
 // Of the storages on the device that are not in use, the one that is expected last, or last before `before`, if that is
@@ -383,7 +396,7 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies, std::size_t mo
   constexpr std::size_t kAtLeast = 16;  // beside as many as are used
   const std::vector<Wanted> wanted = expected_from_home(kAtLeast + most);
   leave_ahead(wanted);
-  const Residency::Prefetching here;  // evicts nothing
+  const Prefetching here;  // evicts nothing
   for (const Wanted& each : wanted) {
     if (!each.is_fetched_now) {
       break;
@@ -481,7 +494,7 @@ bool ManagedSet::send_home(const Stored& storage) {
 }
 
 void ManagedSet::let_go(const std::function<bool()>& enough) {
-  while (!enough() && shared_.departures.let_go_of_oldest()) {
+  while (!enough() && shared_.stash.let_go_of_oldest()) {
   }
   std::optional<Expected> last;
   while (!enough() && (last = last_expected(0, last ? std::optional(last->key) : std::nullopt))) {
@@ -514,15 +527,6 @@ void ManagedSet::add_to(Stats& stats) {
       stats.managed.bytes += each->bytes();
     }
   }
-}
-
-std::uint64_t ManagedSet::home_bytes() {
-  const MutexLock lock(mutex_);
-  std::uint64_t bytes = 0;
-  for (const Stored& each : storages_) {
-    bytes += each == nullptr ? 0 : each->bytes();
-  }
-  return bytes;
 }
 
 void ManagedSet::reset_stats() {

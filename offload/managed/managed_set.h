@@ -12,14 +12,13 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/cache/residency.h"
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
 #include "offload/report/counters.h"
 #include "offload/report/gauge.h"
-#include "offload/residency/device_holder.h"
-#include "offload/residency/residency.h"
 #include "offload/stats.h"
 #include "policy/managed_use.h"
 #include "streams/base/mutex.h"
@@ -27,6 +26,7 @@
 namespace ebb {
 
 class StepRecorder;
+class Steps;
 
 // The managed storages of one offloader: which of them are on the device, within a bound in bytes. The order in which
 // the program uses them is learned (UseHistory). What is expected next is prefetched, and what is expected last leaves
@@ -53,7 +53,7 @@ class StepRecorder;
 // for the whole copy.
 //
 // Threads: every member may be called from any thread.
-class ManagedSet final : public DeviceHolder, public std::enable_shared_from_this<ManagedSet> {
+class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
  public:
   struct Limits {
     std::uint64_t device_bytes = 0;
@@ -68,7 +68,8 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   // they are one. Given back with the last reference.
   using Slot = std::shared_ptr<const std::uint32_t>;
 
-  ManagedSet(std::shared_ptr<Residency> residency, Limits limits);
+  // `steps` must live as long as `residency`.
+  ManagedSet(std::shared_ptr<Residency> residency, Steps& steps, Limits limits);
   ManagedSet(const ManagedSet&) = delete;
   ManagedSet& operator=(const ManagedSet&) = delete;
 
@@ -128,16 +129,15 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] void* begin_use_at_home(const std::shared_ptr<ManagedStorage>& storage);
 
   // Makes streams, or on a CPU the calling thread, wait for all copies home, and lets go of the memory.
-  void drain() noexcept { shared_.departures.drain(); }
-
-  // The bytes of all homes.
-  [[nodiscard]] std::uint64_t home_bytes() override;
+  void drain() noexcept { shared_.stash.drain(); }
 
   // The bytes on the device.
-  [[nodiscard]] std::uint64_t held_bytes() const override { return shared_.on_device.now_bytes(); }
+  [[nodiscard]] std::uint64_t held_bytes() const { return shared_.on_device.now_bytes(); }
 
-  // Makes streams wait for copies home that are under way, the oldest first, and then sends home what is expected last.
-  void let_go(const std::function<bool()>& enough) override;
+  // Lets go of device memory until `enough` returns true or no more can go: makes streams wait for copies home that are
+  // under way, the oldest first, and then sends home what is expected last. Waits for no lock under which device memory
+  // is asked for or the interpreter's lock is taken, because the caller may hold the device allocator's lock.
+  void let_go(const std::function<bool()>& enough);
 
   // Ends the references to the program's storages that evictions have left, because an eviction must not take the
   // interpreter's lock. An operation does so, too.
@@ -210,6 +210,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
                                                       const std::optional<UseOrder::Key>& before = std::nullopt);
   void bring_one(ManagedStorage& storage, c10::Stream stream);
+  void make_saves_leave(std::uint64_t bytes);
   [[nodiscard]] Room prefetch_expected(CopiesHome copies, std::size_t most);
   [[nodiscard]] std::uint64_t staying_bytes() const;
   [[nodiscard]] std::vector<Wanted> expected_from_home(std::size_t most);
@@ -217,6 +218,7 @@ class ManagedSet final : public DeviceHolder, public std::enable_shared_from_thi
   void evict(ManagedStorage& storage);
 
   const std::shared_ptr<Residency> residency_;
+  Steps& steps_;
   const Limits limits_;
   std::atomic<std::uint64_t> device_bytes_;
   ManagedStorage::Set shared_;

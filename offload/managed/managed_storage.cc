@@ -77,7 +77,8 @@ ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home
       home_(set.tier, std::move(home)),
       users_(std::move(used_on)),
       data_(storage.data()),
-      on_device_(std::make_shared<Gauge::Lease>(set.on_device.hold(bytes_))) {
+      memory_{std::make_shared<Gauge::Lease>(set.on_device.hold(bytes_)), {}},
+      home_bytes_(set.homes.hold(bytes_)) {
   std::erase(users_, owner_);
   c10::StorageImpl& impl = *storage.unsafeGetStorageImpl();
   if (!owner_.device().is_cpu()) {  // the memory may be another stream's: it is freed behind this one, too
@@ -147,51 +148,76 @@ void ManagedStorage::end_use(bool written) noexcept {
 }
 
 void ManagedStorage::bring(c10::Stream stream) {
-  c10::DataPtr unwanted;                                                 // destroyed after the lock is released
+  Memory memory;                                                         // what is not used ends after the lock
+  c10::DataPtr unwanted;                                                 // the same
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
-  const MutexLock lock(mutex_);
-  while (user_at_home_) {
-    TORCH_CHECK(user_at_home_ != std::this_thread::get_id(),
-                "ebb: a managed tensor is used while this thread updates it in host memory");
-    mutex_.wait(use_at_home_is_over_);
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      while (user_at_home_) {
+        TORCH_CHECK(user_at_home_ != std::this_thread::get_id(),
+                    "ebb: a managed tensor is used while this thread updates it in host memory");
+        mutex_.wait(use_at_home_is_over_);
+      }
+      TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
+      release_if_replaced_locked(*storage);
+      if (state_ == State::kReleased) {
+        return;
+      }
+      if (is_replaced_while_away_locked(*storage)) {
+        refuse_access(*storage, false);
+        unwanted = drop_locked(WaitPoint::kStashEnd);
+        away_ = {};
+        state_ = State::kReleased;
+        return;
+      }
+      come_back_locked();
+      if (state_ == State::kHome && memory.on_device != nullptr) {
+        start_copy_in_locked(memory);
+      }
+      if (state_ != State::kHome) {
+        install_locked(*storage, unwanted);
+        order_behind_copies_locked(stream);
+        refuse_access(*storage, false);
+        return;
+      }
+    }
+    memory = take_memory();
   }
-  TORCH_INTERNAL_ASSERT(storage && uses_ > 0);
-  release_if_replaced_locked(*storage);
-  if (state_ == State::kReleased) {
+}
+
+// kArriving -> kInstalled. Where the copy in has failed, throws its error: -> kHome. `unwanted`: is to be destroyed
+// after the mutex is released.
+void ManagedStorage::install_locked(c10::StorageImpl& storage, c10::DataPtr& unwanted) {
+  if (state_ != State::kArriving) {
     return;
   }
-  if (is_replaced_while_away_locked(*storage)) {
-    refuse_access(*storage, false);
+  try {
+    set_.tier.wait(WaitPoint::kUseAfterIn, owner_, home_.copied_in());
+  } catch (...) {
     unwanted = drop_locked(WaitPoint::kStashEnd);
-    away_ = {};
-    state_ = State::kReleased;
+    throw;
+  }
+  if (homes_ == HomesBytes::kUnderWay) {  // the program may write to the memory, or free it
+    set_.tier.wait_or_block(WaitPoint::kBackAfterOut, owner_, home_.copied_out());
+    stay_after_failure_locked();
+  }
+  data_ = memory_.data.get();
+  storage._mutable_data_ptr_no_checks() = std::exchange(memory_.data, {});
+  state_ = State::kInstalled;
+}
+
+// Of work on `stream` that is to come. The memory is the owner's, which has waited for the copies.
+void ManagedStorage::order_behind_copies_locked(c10::Stream stream) {
+  if (stream == owner_) {
+    report_use_locked(stream);
     return;
   }
-  come_back_locked();
-  if (state_ == State::kHome) {
-    start_copy_in_locked();
+  set_.tier.wait(WaitPoint::kUseAfterIn, stream, home_.copied_in());
+  set_.tier.wait_or_block(WaitPoint::kBackAfterOut, stream, home_.copied_out());
+  if (std::ranges::find(users_, stream) == users_.end()) {
+    users_.push_back(stream);
   }
-  if (state_ == State::kArriving) {
-    try {
-      set_.tier.wait(WaitPoint::kUseAfterIn, owner_, home_.copied_in());
-    } catch (...) {
-      unwanted = drop_locked(WaitPoint::kStashEnd);
-      throw;
-    }
-    if (homes_ == HomesBytes::kUnderWay) {  // the program may write to the memory, or free it
-      set_.tier.wait_or_block(WaitPoint::kBackAfterOut, owner_, home_.copied_out());
-      stay_after_failure_locked();
-    }
-    install_locked(*storage);
-  }
-  if (stream != owner_) {
-    set_.tier.wait(WaitPoint::kUseAfterIn, stream, home_.copied_in());
-    set_.tier.wait_or_block(WaitPoint::kBackAfterOut, stream, home_.copied_out());
-    add_user_locked(stream);
-  } else {
-    report_use_locked(stream);
-  }
-  refuse_access(*storage, false);
 }
 
 void ManagedStorage::release() {
@@ -201,7 +227,7 @@ void ManagedStorage::release() {
     wait_for_users_locked();
     refuse_access(*storage, false);
     state_ = State::kReleased;
-    on_device_ = nullptr;
+    memory_.on_device = nullptr;
   }
 }
 
@@ -262,18 +288,24 @@ void ManagedStorage::end_use_at_home() noexcept {
 bool ManagedStorage::prefetch() noexcept {
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
   try {
-    const MutexLock lock(mutex_);
-    if (!storage || is_replaced_while_away_locked(*storage)) {
-      return true;
-    }
-    come_back_locked();
-    if (state_ == State::kHome) {
-      if (uses_ > 0) {
-        return false;
+    Memory memory;  // as in bring
+    while (true) {
+      {
+        const MutexLock lock(mutex_);
+        if (!storage || is_replaced_while_away_locked(*storage)) {
+          return true;
+        }
+        come_back_locked();
+        if (state_ != State::kHome || uses_ > 0) {
+          return state_ != State::kHome;
+        }
+        if (memory.on_device != nullptr) {
+          start_copy_in_locked(memory);
+          return true;
+        }
       }
-      start_copy_in_locked();
+      memory = take_memory();
     }
-    return true;
   } catch (...) {  // whoever uses the bytes fetches them
     return false;
   }
@@ -295,7 +327,7 @@ bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
       return true;
     }
     // Whatever may fail comes before the bytes leave.
-    Departures::Place place = Departures::prepare(owner_);
+    Stash::Place place = Stash::prepare(owner_);
     c10::Storage box(c10::Storage::use_byte_size_t(), bytes_, c10::DataPtr(nullptr, set_.tier.device()));
     if (state_ == State::kInstalled) {
       if (!garbage.storage) {
@@ -311,20 +343,19 @@ bool ManagedStorage::leave_locked(Garbage& garbage) noexcept {
         home_.copy_out(data_, owner_);
         homes_ = HomesBytes::kUnderWay;
       }
-      memory_ = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, set_.tier.device()));
+      memory_.data = std::exchange(storage._mutable_data_ptr_no_checks(), c10::DataPtr(nullptr, set_.tier.device()));
       refuse_access(storage, true);
     }
     away_ = set_.away.hold(bytes_);
     if (homes_ == HomesBytes::kSame) {
       state_ = State::kHome;
-      on_device_ = nullptr;
-      garbage.memory = std::exchange(memory_, {});
+      memory_.on_device = nullptr;
+      garbage.memory = std::exchange(memory_.data, {});
     } else {
       state_ = State::kLeaving;
-      box.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = std::exchange(memory_, {});
-      departure_ =
-          set_.departures.hold(std::move(place), {std::exchange(on_device_, nullptr), std::move(box),
-                                                  home_.copied_out(), owner_, Departures::IfCopyFails::kStays});
+      box.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = std::exchange(memory_.data, {});
+      departure_ = set_.stash.hold(std::move(place), {std::exchange(memory_.on_device, nullptr), std::move(box),
+                                                      home_.copied_out(), owner_, Stash::IfCopyFails::kStays});
     }
     return true;
   } catch (...) {
@@ -345,7 +376,7 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
   if (!mutex_.try_lock()) {
     return false;
   }
-  std::optional<Departures::Number> departure;
+  std::optional<Stash::Number> departure;
   {
     const MutexLock lock(mutex_, std::adopt_lock);
     if (!leave_locked(garbage)) {
@@ -356,7 +387,7 @@ bool ManagedStorage::evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noex
     }
   }
   if (departure) {
-    set_.departures.release(*departure);
+    set_.stash.release(*departure);
   }
   return true;
 }
@@ -366,25 +397,27 @@ void ManagedStorage::come_back_locked() noexcept {
   if (state_ != State::kLeaving) {
     return;
   }
-  std::optional<Departures::Departure> departure = set_.departures.take(departure_);
+  std::optional<Stash::Departure> departure = set_.stash.take(departure_);
   if (!departure) {
     homes_ = HomesBytes::kSame;
     state_ = State::kHome;
     return;
   }
-  memory_ = std::move(departure->memory.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
-  on_device_ = std::move(departure->on_device);
+  memory_ = {std::move(departure->on_device),
+             std::move(departure->memory.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks())};
   away_ = {};
   state_ = State::kArriving;
   stay_after_failure_locked();
 }
 
-void ManagedStorage::start_copy_in_locked() {
-  auto lease = std::make_shared<Gauge::Lease>(set_.on_device.hold(bytes_));
-  c10::DataPtr memory = set_.tier.allocate(bytes_, owner_);
-  home_.copy_in(memory.get(), owner_);
+ManagedStorage::Memory ManagedStorage::take_memory() const {
+  auto on_device = std::make_shared<Gauge::Lease>(set_.on_device.hold(bytes_));
+  return {std::move(on_device), set_.tier.allocate(bytes_, owner_)};
+}
+
+void ManagedStorage::start_copy_in_locked(Memory& memory) {
+  home_.copy_in(memory.data.get(), owner_);
   memory_ = std::move(memory);
-  on_device_ = std::move(lease);
   away_ = {};
   state_ = State::kArriving;
 }
@@ -403,13 +436,6 @@ void ManagedStorage::stay_after_failure_locked() {
   }
 }
 
-// kArriving -> kInstalled.
-void ManagedStorage::install_locked(c10::StorageImpl& storage) {
-  data_ = memory_.get();
-  storage._mutable_data_ptr_no_checks() = std::exchange(memory_, {});
-  state_ = State::kInstalled;
-}
-
 // kArriving, kLeaving -> kHome, whatever the home has; nothing in any other state. `after_out`: the name of the wait
 // for a copy out. The result is to be destroyed after the mutex is released.
 c10::DataPtr ManagedStorage::drop_locked(WaitPoint after_out) noexcept {
@@ -424,15 +450,9 @@ c10::DataPtr ManagedStorage::drop_locked(WaitPoint after_out) noexcept {
     set_.tier.wait_or_block(WaitPoint::kUnusedAfterIn, owner_, home_.copied_in());
   }
   state_ = State::kHome;
-  on_device_ = nullptr;
+  memory_.on_device = nullptr;
   away_ = set_.away.hold(bytes_);
-  return std::exchange(memory_, {});
-}
-
-void ManagedStorage::add_user_locked(c10::Stream stream) {
-  if (std::ranges::find(users_, stream) == users_.end()) {
-    users_.push_back(stream);
-  }
+  return std::exchange(memory_.data, {});
 }
 
 // To an observer. What the bytes were in before they first left is the program's, which orders all its streams itself.
@@ -463,7 +483,7 @@ void ManagedStorage::release_if_replaced_locked(c10::StorageImpl& storage) {
   if (state_ == State::kInstalled && !is_as_installed) {
     refuse_access(storage, false);
     state_ = State::kReleased;
-    on_device_ = nullptr;
+    memory_.on_device = nullptr;
   }
 }
 

@@ -13,8 +13,9 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
-#include "offload/cache/departures.h"
 #include "offload/cache/home_block.h"
+#include "offload/cache/residency.h"
+#include "offload/cache/stash.h"
 #include "offload/report/gauge.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"
@@ -33,7 +34,7 @@ namespace ebb {
 // kArriving   The memory is here, and a copy in may be under way, or the copy out after which the memory came back. The
 //             StorageImpl does not have the memory yet: the program's end of the storage cannot free what a copy uses.
 // kInstalled  The StorageImpl has the memory.
-// kLeaving    A copy out is under way or done, and the memory is among the set's departures, or has been let go of. A
+// kLeaving    A copy out is under way or done, and the memory is among the set's stash, or has been let go of. A
 //             use gets the memory back, behind the copy. If the copy is known to have failed, as a copy to a disk may,
 //             the memory comes back for good.
 // kReleased   The program has resized the storage, given it other memory or asked for it: the bytes are the program's
@@ -48,11 +49,12 @@ class ManagedStorage {
  public:
   // What the storages of one set share.
   struct Set {
-    explicit Set(Tier& on) : tier(on), departures(on) {}
+    explicit Set(Residency& of) : tier(of.tier()), homes(of.managed_homes()), stash(tier) {}
     Tier& tier;
-    Gauge on_device;        // the bytes that take device memory
-    Gauge away;             // the bytes in kHome and kLeaving
-    Departures departures;  // the part of `on_device` in kLeaving
+    Gauge& homes;
+    Gauge on_device;  // the bytes that take device memory
+    Gauge away;       // the bytes in kHome and kLeaving
+    Stash stash;      // the part of `on_device` in kLeaving
   };
 
   // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `used_on`: other streams
@@ -139,6 +141,12 @@ class ManagedStorage {
   enum class State : std::uint8_t { kHome, kArriving, kInstalled, kLeaving, kReleased };
   enum class HomesBytes : std::uint8_t { kOld, kUnderWay, kSame };
 
+  // Device memory, and the lease that counts it. Asked for without the lock.
+  struct Memory {
+    std::shared_ptr<Gauge::Lease> on_device;
+    c10::DataPtr data;
+  };
+
   // What is destroyed after mutex_ is released: the device memory, and a reference to the program's storage that may be
   // the last.
   struct Garbage {
@@ -148,9 +156,10 @@ class ManagedStorage {
 
   bool leave_locked(Garbage& garbage) noexcept EBB_REQUIRES(mutex_);
   void come_back_locked() noexcept EBB_REQUIRES(mutex_);
-  void start_copy_in_locked() EBB_REQUIRES(mutex_);
-  void install_locked(c10::StorageImpl& storage) EBB_REQUIRES(mutex_);
-  void add_user_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
+  [[nodiscard]] Memory take_memory() const;
+  void start_copy_in_locked(Memory& memory) EBB_REQUIRES(mutex_);
+  void install_locked(c10::StorageImpl& storage, c10::DataPtr& unwanted) EBB_REQUIRES(mutex_);
+  void order_behind_copies_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void report_use_locked(c10::Stream stream) EBB_REQUIRES(mutex_);
   void wait_for_users_locked() EBB_REQUIRES(mutex_);
   void stay_after_failure_locked() EBB_REQUIRES(mutex_);
@@ -173,12 +182,12 @@ class ManagedStorage {
   std::optional<std::thread::id> user_at_home_ EBB_GUARDED_BY(mutex_);  // who is one of uses_
   HomesBytes homes_ EBB_GUARDED_BY(mutex_) = HomesBytes::kOld;
   HomeBlock home_ EBB_GUARDED_BY(mutex_);
-  std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);           // other streams that have used the memory
-  const void* data_ EBB_GUARDED_BY(mutex_);                         // kInstalled
-  std::shared_ptr<Gauge::Lease> on_device_ EBB_GUARDED_BY(mutex_);  // kArriving, kInstalled
-  c10::DataPtr memory_ EBB_GUARDED_BY(mutex_);                      // kArriving
-  Departures::Number departure_ EBB_GUARDED_BY(mutex_) = 0;         // kLeaving
-  Gauge::Lease away_ EBB_GUARDED_BY(mutex_);                        // kHome, kLeaving
+  std::vector<c10::Stream> users_ EBB_GUARDED_BY(mutex_);  // other streams that have used the memory
+  const void* data_ EBB_GUARDED_BY(mutex_);                // kInstalled
+  Memory memory_ EBB_GUARDED_BY(mutex_);                   // kArriving; kInstalled: the lease alone
+  Stash::Number departure_ EBB_GUARDED_BY(mutex_) = 0;     // kLeaving
+  const Gauge::Lease home_bytes_;
+  Gauge::Lease away_ EBB_GUARDED_BY(mutex_);  // kHome, kLeaving
 };
 
 }  // namespace ebb

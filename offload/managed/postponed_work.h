@@ -15,8 +15,8 @@
 #include <c10/core/Stream.h>
 #include <c10/core/TensorOptions.h>
 
+#include "offload/cache/residency.h"
 #include "offload/managed/at_home.h"
-#include "offload/residency/residency.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 

@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include "offload/cache/recipe.h"
 #include "offload/recompute/recipe_table.h"
-#include "offload/residency/recipe.h"
 #include "policy/policy.h"
 
 namespace ebb {

@@ -10,7 +10,6 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 
 #include "offload/recompute/recipe_input.h"
-#include "offload/recompute/scale_rows.h"
 
 namespace ebb {
 namespace {
@@ -146,9 +145,6 @@ std::optional<Ingredients> of(nodes::FusedRmsNormBackward0& node) {
     return std::nullopt;
   }
   return std::move(gathering).with(Recompute::kMemoryBound, [](Tensors in) {
-    if (std::optional<at::Tensor> result = scale_rows(in[0], in[1], in[2])) {
-      return *std::move(result);
-    }
     const at::Tensor scaled = at::mul(in[0], in[1]);
     at::Tensor result = at::empty_like(in[0], at::MemoryFormat::Contiguous);
     return in[2].defined() ? at::mul_out(result, scaled, in[2]) : result.copy_(scaled);

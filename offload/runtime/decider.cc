@@ -6,8 +6,8 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/cache/residency.h"
 #include "offload/recompute/graph_recipe.h"
-#include "offload/residency/residency.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/steps.h"
 

@@ -10,10 +10,10 @@
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/cache/residency.h"
 #include "offload/managed/managed_set.h"
 #include "offload/planning/step_recorder.h"
 #include "offload/recompute/graph_recipe.h"
-#include "offload/residency/residency.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
 #include "offload/tensors/saved_tensor.h"
@@ -133,7 +133,9 @@ bool PlanDecider::backward_begins(SavedStep& step) {
     managed->backward_begins();
   }
   if (found_no_room_.exchange(false)) {
-    const std::uint64_t offloaded = residency().offloaded_bytes();
+    const std::uint64_t homes = residency().managed_homes().now_bytes();
+    const std::uint64_t leased = residency().tier().pool_stats().now_bytes;
+    const std::uint64_t offloaded = leased - std::min(leased, homes);
     const MutexLock lock(policy_mutex_);
     lifecycle_->limit_host(offloaded);
   }

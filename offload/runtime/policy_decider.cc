@@ -4,8 +4,8 @@
 
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
+#include "offload/cache/residency.h"
 #include "offload/report/summary.h"
-#include "offload/residency/residency.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/steps.h"
 

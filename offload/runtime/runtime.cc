@@ -1,5 +1,6 @@
 #include "offload/runtime/runtime.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -12,7 +13,7 @@
 #include "offload/planning/plan_lifecycle.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/report/summary.h"
-#include "offload/residency/out_of_memory.h"
+#include "offload/runtime/out_of_memory.h"
 #include "offload/runtime/plan_decider.h"
 #include "offload/runtime/policy_decider.h"
 #include "offload/runtime/region_saves.h"
@@ -47,8 +48,7 @@ Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Tr
     : options_(std::move(options)),
       steps_(
           {.planned = planned != nullptr, .stash_bytes = options_.stash_bytes, .window_bytes = options_.window_bytes}),
-      residency_({.record_timeline = options_.record_timeline, .free_unused = &free_unused_lent}, steps_,
-                 std::move(tier), std::move(trace)),
+      residency_(options_.record_timeline, std::move(tier), std::move(trace)),
       decider_(make_decider(options_, std::move(planned), steps_, residency_)),
       exclusions_(residency_.tier().device()) {}
 
@@ -57,7 +57,7 @@ void Runtime::log_summary() noexcept {
     return;
   }
   try {
-    const Stats now = residency_.stats();
+    const Stats now = stats();
     log_info(summary(now));
     for (const std::string& warning : decider_->warnings(now)) {
       log_warning(warning);
@@ -109,8 +109,7 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   residency_.ledger().expect_request(storage_bytes(tensor));
   const auto [saved, is_new] = enter(steps_.table(), tensor, step);
   if (is_new) {
-    auto failed =
-        c10::make_scope_exit([&saved = saved] { saved->count_source(); });  // another thread may share the storage
+    auto failed = c10::make_scope_exit([&saved = saved] { saved->stays(); });  // another thread may share the storage
     place(saved, tensor, *step, start);
     failed.release();
   }
@@ -137,7 +136,6 @@ std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std:
 
 void Runtime::stay(SavedStorage& saved, KeptReason reason) {
   saved.stays();
-  saved.count_source();
   residency_.ledger().count_kept(reason, saved.bytes());
   if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
     saved.may_be_evicted(tier().current_stream());
@@ -173,7 +171,6 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     saved->offload(*std::move(block), tier().current_stream());
   } else {
     saved->stays();
-    saved->count_source();
     saved->defer_offload(*std::move(block), tier().current_stream());
     DeferredCopies::of_this_thread().add(saved);
   }
@@ -190,8 +187,8 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
   if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
     learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
   }
-  const MutexLock lock(managed_mutex_);
-  std::shared_ptr<ManagedSet> set = managed_.lock();
+  const MutexLock lock(making_managed_mutex_);
+  std::shared_ptr<ManagedSet> set = managed();
   if (set != nullptr) {
     if (is_bound_planned_) {
       decider_->plans_bound_of(set);
@@ -204,18 +201,23 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
         "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
         "memory: say how many bytes of managed tensors may be on the device");
   }
-  set = std::make_shared<ManagedSet>(shared_residency(), ManagedSet::Limits{.device_bytes = *bytes,
-                                                                            .prefetch_bytes = how.prefetch_bytes,
-                                                                            .minimum_bytes = how.minimum_bytes,
-                                                                            .resident_bytes = how.resident_bytes,
-                                                                            .states = how.states});
-  residency_.set_holder(set);
+  set = std::make_shared<ManagedSet>(shared_residency(), steps_,
+                                     ManagedSet::Limits{.device_bytes = *bytes,
+                                                        .prefetch_bytes = how.prefetch_bytes,
+                                                        .minimum_bytes = how.minimum_bytes,
+                                                        .resident_bytes = how.resident_bytes,
+                                                        .states = how.states});
   is_bound_planned_ = !how.device_bytes;
   if (is_bound_planned_) {
     decider_->plans_bound_of(set);
   }
-  managed_ = set;
+  serve(set);
   return set;
+}
+
+void Runtime::serve(std::weak_ptr<ManagedSet> set) {
+  const MutexLock lock(managed_mutex_);
+  managed_ = std::move(set);
 }
 
 std::shared_ptr<ManagedSet> Runtime::managed() {
@@ -225,6 +227,8 @@ std::shared_ptr<ManagedSet> Runtime::managed() {
 
 Stats Runtime::stats() {
   Stats stats = residency().stats();
+  stats.stash.capacity_bytes = steps_.stash_limit();
+  stats.window.capacity_bytes = steps_.window_limit();
   if (const std::shared_ptr<ManagedSet> set = managed()) {
     set->add_to(stats);
   }
@@ -236,6 +240,39 @@ void Runtime::reset_stats() {
   if (const std::shared_ptr<ManagedSet> set = managed()) {
     set->reset_stats();
   }
+}
+
+std::uint64_t Runtime::evictable_bytes() {
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  return residency_.ledger().storages_on_device() + (managed == nullptr ? 0 : managed->held_bytes());
+}
+
+std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {
+  if (Prefetching::is_here()) {
+    return 0;
+  }
+  DeviceAccount& account = *residency_.ledger().account();
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  const auto held = [&] { return account.held.now_bytes() + (managed == nullptr ? 0 : managed->held_bytes()); };
+  const std::uint64_t before = held();
+  const auto gone = [&] { return before - std::min(before, held()); };
+  const auto enough = [&] { return gone() >= bytes; };
+  try {
+    free_unused_lent();
+    residency_.stash().drain();
+    if (enough()) {
+      return gone();
+    }
+    ++account.evictions;
+    steps_.make_room(enough);
+    if (managed != nullptr) {
+      managed->let_go(enough);
+    }
+    steps_.evict(enough);
+  } catch (...) {
+    log_warning("a tensor that was kept could not be moved to make room on the device");
+  }
+  return gone();
 }
 
 void Runtime::drain() {

@@ -9,10 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/cache/residency.h"
 #include "offload/managed/managed_set.h"
 #include "offload/options.h"
 #include "offload/parameters.h"
-#include "offload/residency/residency.h"
 #include "offload/runtime/decider.h"
 #include "offload/runtime/exclusions.h"
 #include "offload/steps/saved_storage.h"
@@ -56,8 +56,21 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
   [[nodiscard]] std::shared_ptr<ManagedSet> managed();  // null where there is none
 
+  // Has evictions ask this set, too, as long as it lives.
+  void serve(std::weak_ptr<ManagedSet> set);
+
   // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
   void drain();
+
+  // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
+  // streams wait, then unclaimed prefetches are cancelled, then managed storages leave, whose bytes mostly have a home
+  // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
+  // lock under which device memory is asked for, because the caller may hold the device allocator's lock. Does nothing
+  // inside of a Prefetching.
+  std::uint64_t evict(std::uint64_t bytes) noexcept;
+
+  // How many bytes evict() could let go at most.
+  [[nodiscard]] std::uint64_t evictable_bytes();
 
   // All counts, those of the managed storages, too.
   [[nodiscard]] Stats stats();
@@ -109,9 +122,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Exclusions exclusions_;
 
   // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
-  Mutex managed_mutex_;
+  Mutex making_managed_mutex_ EBB_ACQUIRED_BEFORE(managed_mutex_);  // held over making the set
+  bool is_bound_planned_ EBB_GUARDED_BY(making_managed_mutex_) = false;
+  Mutex managed_mutex_;  // held over nothing: evict() takes it
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(managed_mutex_);
-  bool is_bound_planned_ EBB_GUARDED_BY(managed_mutex_) = false;
 
   std::atomic<std::uint64_t> asked_system_{0};
   std::atomic<bool> warned_of_host_memory_{false};

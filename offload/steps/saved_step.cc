@@ -1,16 +1,14 @@
 #include "offload/steps/saved_step.h"
 
 #include <algorithm>
-#include <mutex>
 #include <new>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <c10/util/hash.h>
 
 #include "offload/planning/step_recorder.h"
-#include "offload/residency/tiered_storage.h"
 #include "offload/steps/access_history.h"
-#include "offload/steps/thread_steps.h"
 
 namespace ebb {
 
@@ -18,10 +16,10 @@ SavedStep::~SavedStep() {
   if (!in_use_) {
     return;
   }
-  steps_->leave_backward();
-  history_->remember_sizes(saved_bytes_, largest_bytes_);
+  --*thread_;
+  history_->remember_sizes(sizes_.saved_bytes, sizes_.largest_bytes);
   try {
-    history_->remember(signature_locked(), std::move(observed_));
+    history_->remember(signature_locked(), expected_.observed());
   } catch (const std::bad_alloc&) {  // the next step then expects another order, and works all the same
   }
 }
@@ -42,24 +40,16 @@ void SavedStep::ended(std::optional<Gone> gone) {
   --alive_;
   if (alive_ == 0 && !in_use_) {
     candidates_ = 0;
-    saved_bytes_ = 0;
-    largest_bytes_ = 0;
+    sizes_ = {};
     entries_.clear();
     signature_.reset();
     gone_ = 0;
     last_save_ = {};
     recorder = std::exchange(recorder_, nullptr);
     plan_ = nullptr;
-    part_of_.clear();
-    last_part_.clear();
-    held_bytes_.reset();
-    order_.clear();
-    rank_.clear();
-    unclaimed_.clear();
-    prefetched_to_ = 0;
-    ++resets_;
+    expected_.forget();
+    follows_plan_ = false;
     tried_early_ = false;
-    device_is_full_ = false;
     history_->drop_step();
     return;
   }
@@ -68,7 +58,7 @@ void SavedStep::ended(std::optional<Gone> gone) {
   }
   const std::optional<std::uint32_t> index = index_locked(gone->id);
   if (!index) {
-    saved_in_backward_bytes_ -= gone->bytes;
+    sizes_.saved_in_backward_bytes -= gone->bytes;
     return;
   }
   Entry& entry = entries_[*index];
@@ -79,7 +69,7 @@ void SavedStep::ended(std::optional<Gone> gone) {
   entry.gone = true;
   signature_.reset();
   ++gone_;
-  saved_bytes_ -= entry.bytes;
+  sizes_.saved_bytes -= entry.bytes;
   constexpr std::size_t kMany = 64;
   if (gone_ >= kMany && 2 * gone_ > entries_.size()) {
     forget_gone_locked();
@@ -94,10 +84,7 @@ void SavedStep::forget_gone_locked() {
   }
   std::erase_if(entries_, &Entry::gone);
   gone_ = 0;
-  order_.clear();
-  rank_.clear();
-  prefetched_to_ = 0;
-  ++resets_;
+  expected_.forget();
 }
 
 // The index of the entry with this id; nullopt for a storage that backward itself saved, which has no entry.
@@ -146,24 +133,24 @@ std::shared_ptr<const Plan> SavedStep::plan() {
   return plan_;
 }
 
-SavedStep::Id SavedStep::append(std::weak_ptr<TieredStorage> storage, std::uint64_t bytes, c10::Stream stream,
+SavedStep::Id SavedStep::append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream,
                                 std::uint32_t ordinal, Went when) {
   const MutexLock lock(mutex_);
   const Id id = next_id_++;
   last_stream_ = stream;
-  largest_bytes_ = std::max(largest_bytes_, bytes);
+  sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
   if (in_use_) {
-    saved_in_backward_bytes_ += bytes;
-    saved_bytes_ = std::max(saved_bytes_, saved_in_backward_bytes_);
+    sizes_.saved_in_backward_bytes += bytes;
+    sizes_.saved_bytes = std::max(sizes_.saved_bytes, sizes_.saved_in_backward_bytes);
   } else {
-    saved_bytes_ += bytes;
+    sizes_.saved_bytes += bytes;
     signature_.reset();
     entries_.push_back({id, std::move(storage), bytes, when == Went::kAtItsSave ? ordinal : kNotPlanned});
   }
   if (when == Went::kAtItsSave) {
     last_save_ = {bytes, std::max(last_save_.bytes, last_save_.largest_before)};
   }
-  history_->raise_sizes(saved_bytes_, largest_bytes_);
+  history_->raise_sizes(sizes_.saved_bytes, sizes_.largest_bytes);
   return id;
 }
 
@@ -181,103 +168,41 @@ void SavedStep::begin_use() {
     return;
   }
   forget_gone_locked();
-  recall_order_locked();
-  steps_->enter_backward();
+  expect_uses_locked();
+  ++*thread_;
   in_use_ = true;
 }
 
 bool SavedStep::asked(std::uint32_t ordinal) {
   begin_use();
-  if (part_of_.empty()) {  // no lock: part_of_ no longer changes once backward has begun
+  if (!follows_plan_) {
     return false;
   }
-  if (ordinal < part_of_.size()) {
-    const MutexLock lock(mutex_);
-    part_ = std::max(part_, part_of_[ordinal]);  // backward may ask for a candidate again
-  }
+  const MutexLock lock(mutex_);
+  expected_.asked(ordinal);
   return true;
 }
 
 void SavedStep::used(Id id) {
   begin_use();
   const MutexLock lock(mutex_);
-  const std::optional<std::uint32_t> index = index_locked(id);
-  if (!index) {  // the backward pass itself saved the storage, so no order is known
+  if (const std::optional<std::uint32_t> index = index_locked(id)) {  // else backward itself saved the storage
+    expected_.used(*index);
+  }
+}
+
+void SavedStep::expect_uses_locked() {
+  follows_plan_ = plan_ != nullptr;
+  if (plan_ == nullptr) {
+    expected_.expect(history_->recall(signature_locked(), entries_.size()));
     return;
   }
-  if (entries_[*index].used_in == pass_) {  // backward runs over this graph again
-    ++pass_;
-    prefetched_to_ = 0;
-    ++resets_;
-    device_is_full_ = false;
-    part_ = 0;
+  std::vector<std::uint32_t> ordinals;
+  ordinals.reserve(entries_.size());
+  for (const Entry& entry : entries_) {
+    ordinals.push_back(entry.ordinal);
   }
-  entries_[*index].used_in = pass_;
-  if (rank_[*index] != cursor_) {  // an unexpected use: storages that were passed over are looked at again
-    prefetched_to_ = 0;
-    ++resets_;
-  }
-  cursor_ = rank_[*index] + 1;
-  if (pass_ == kFirstPass) {
-    observed_.push_back(*index);
-  }
-}
-
-void SavedStep::recall_order_locked() {
-  const std::size_t count = entries_.size();
-  part_of_.clear();
-  last_part_.clear();
-  held_bytes_.reset();
-  part_ = 0;
-  order_ = plan_ == nullptr ? history_->recall(signature_locked(), count) : planned_order_locked();
-  rank_.resize(count);
-  for (std::uint32_t rank = 0; rank < count; ++rank) {
-    rank_[order_[rank]] = rank;
-  }
-  prefetched_to_ = 0;
-  ++resets_;
-}
-
-// The plan's order of copies in; storages that the plan does not list come last, in the reverse of saving.
-std::vector<std::uint32_t> SavedStep::planned_order_locked() {
-  const PrefetchSchedule& room = plan_->schedule.backward;
-  const std::size_t planned = plan_->decisions.size();
-  std::vector<std::uint32_t> index_of(planned, kNotPlanned);
-  for (std::uint32_t index = 0; index < entries_.size(); ++index) {
-    if (entries_[index].ordinal < planned) {
-      index_of[entries_[index].ordinal] = index;
-    }
-  }
-  part_of_.assign(planned, 0);
-  for (std::uint32_t k = 0; k < room.needed.size(); ++k) {
-    part_of_[room.needed[k]] = k + 1;
-  }
-  held_bytes_.emplace(room.held_bytes);
-  std::vector<bool> listed(entries_.size(), false);
-  std::vector<std::uint32_t> order;
-  for (const PrefetchSchedule::CopyIn& copy : room.copies_in) {
-    if (const std::uint32_t index = index_of[copy.storage]; index != kNotPlanned) {
-      listed[index] = true;
-      order.push_back(index);
-      last_part_.push_back(copy.last_part);
-    }
-  }
-  for (std::size_t index = listed.size(); index-- > 0;) {
-    if (!listed[index]) {
-      order.push_back(static_cast<std::uint32_t>(index));
-      last_part_.push_back(kNotPlanned);
-    }
-  }
-  return order;
-}
-
-// How many bytes ebb may hold on the device if the storage of this rank is fetched now; nullopt without a plan.
-std::optional<std::uint64_t> SavedStep::held_bytes_locked(std::size_t rank) const {
-  if (!held_bytes_) {
-    return std::nullopt;
-  }
-  const std::uint32_t last_part = last_part_[rank];
-  return last_part == kNotPlanned ? 0 : (*held_bytes_)(std::min(part_, last_part), last_part);
+  expected_.expect(*plan_, ordinals);
 }
 
 bool SavedStep::order_is_known() {
@@ -285,7 +210,7 @@ bool SavedStep::order_is_known() {
   return plan_ != nullptr || history_->knows(signature_locked());
 }
 
-void SavedStep::prefetch_early(c10::Stream stream) {
+void SavedStep::prefetch_early(c10::Stream stream, Start start) {
   tried_early_ = true;
   {
     const MutexLock lock(mutex_);
@@ -293,132 +218,42 @@ void SavedStep::prefetch_early(c10::Stream stream) {
       return;
     }
     forget_gone_locked();
-    recall_order_locked();
+    expect_uses_locked();
   }
-  static_cast<void>(prefetch());
+  static_cast<void>(prefetch(start));
 }
 
-bool SavedStep::prefetch() {
-  std::vector<std::shared_ptr<TieredStorage>>
-      asked;  // if the graph is dropped meanwhile, the storages end after the lock is released
-  if (!fetch_mutex_.try_lock()) {
+bool SavedStep::prefetch(Start start) {
+  std::vector<std::shared_ptr<SavedStorage>> asked;  // if the graph is dropped meanwhile, the storages end last
+  if (is_prefetching_.exchange(true)) {
     return false;
   }
-  const MutexLock one_at_a_time(fetch_mutex_, std::adopt_lock);
+  const auto over = c10::make_scope_exit([this] { is_prefetching_ = false; });
   while (true) {
-    std::shared_ptr<TieredStorage> next;
-    Id id = 0;
-    std::size_t rank = 0;
-    std::uint64_t resets = 0;
-    std::optional<std::uint64_t> held_bytes;
+    std::optional<ExpectedUses::Next> next;
     {
       const MutexLock lock(mutex_);
-      const std::size_t from = device_is_full_ ? cursor_ : std::max(cursor_, prefetched_to_);
-      for (rank = from; rank < order_.size() && next == nullptr; ++rank) {
-        if (entries_[order_[rank]].used_in != pass_) {
-          next = entries_[order_[rank]].storage.lock();
-        }
+      std::shared_ptr<SavedStorage> storage;
+      next = expected_.next([&](std::uint32_t index) EBB_REQUIRES(mutex_) {
+        storage = entries_[index].storage.lock();
+        return storage != nullptr;
+      });
+      if (!next) {
+        return expected_.all_are_prefetched();
       }
-      if (device_is_full_ && next != nullptr && rank <= prefetched_to_) {
-        return false;
-      }
-      prefetched_to_ = next == nullptr ? rank : rank - 1;
-      resets = resets_;
-      if (next != nullptr) {
-        held_bytes = held_bytes_locked(rank - 1);
-        Entry& entry = entries_[order_[rank - 1]];
-        id = entry.id;
-        prefetches_locked(entry);
-      }
+      asked.push_back(std::move(storage));
     }
-    if (next == nullptr) {
-      return true;
-    }
-    asked.push_back(next);
-    prefetches_now();
-    if (!next->prefetch(held_bytes)) {
+    if (!start(*asked.back(), next->held_bytes)) {
       return false;
     }
     const MutexLock lock(mutex_);
-    if (const std::optional<std::uint32_t> index = index_locked(id)) {
-      prefetches_locked(entries_[*index]);
-    }
-    prefetches_now();         // a make_room() meanwhile may have passed over this copy and reset the mark
-    if (resets_ == resets) {  // otherwise prefetches of lower ranks may have been cancelled meanwhile
-      prefetched_to_ = std::max(prefetched_to_, rank);
-    }
+    expected_.prefetched(*next);
   }
 }
 
-// Registers this step with its thread as one that may hold unclaimed copies. Called before the copy is started, so that
-// a make_room() on another thread finds the copy.
-void SavedStep::prefetches_now() {
-  if (!prefetching_.exchange(true)) {
-    steps_->prefetches(weak_from_this());
-  }
-}
-
-void SavedStep::make_room(const std::function<bool()>& enough) {
-  {
-    const MutexLock lock(mutex_);
-    device_is_full_ = true;
-  }
-  cancel_prefetches(enough);
-}
-
-// Lists the entry among the unclaimed copies. Called before the copy is started, as prefetches_now() is.
-void SavedStep::prefetches_locked(Entry& entry) {
-  if (!std::exchange(entry.prefetched, true)) {
-    unclaimed_.push_back(entry.id);
-  }
-}
-
-// Empties the list of unclaimed copies and returns it, the copy that is needed last first. Only entries that were
-// prefetched are visited, because a step may be long and its backward may run in many parts.
-std::vector<SavedStep::Id> SavedStep::take_unclaimed_locked() {
-  std::vector<Id> taken = std::exchange(unclaimed_, {});
-  std::erase_if(taken, [this](Id id) EBB_REQUIRES(mutex_) { return !index_locked(id); });
-  for (const Id id : taken) {
-    entries_[*index_locked(id)].prefetched = false;
-  }
-  if (order_.size() == entries_.size()) {
-    std::ranges::sort(taken, std::greater<>(), [this](Id id) EBB_REQUIRES(mutex_) { return rank_[*index_locked(id)]; });
-  } else {  // entries were added or erased since: the first saved is taken to be needed last
-    std::ranges::sort(taken);
-  }
-  return taken;
-}
-
-void SavedStep::cancel_prefetches(const std::function<bool()>& enough) {
-  prefetching_ = false;
-  std::vector<Id> unclaimed;
-  {
-    const MutexLock lock(mutex_);
-    unclaimed = take_unclaimed_locked();
-    prefetched_to_ = 0;
-    ++resets_;
-  }
-  for (auto each = unclaimed.begin(); each != unclaimed.end(); ++each) {
-    if (enough()) {
-      const MutexLock lock(mutex_);
-      std::for_each(each, unclaimed.end(), [this](Id id) EBB_REQUIRES(mutex_) {
-        if (const std::optional<std::uint32_t> index = index_locked(id)) {
-          prefetches_locked(entries_[*index]);
-        }
-      });
-      prefetches_now();
-      return;
-    }
-    std::shared_ptr<TieredStorage> storage;
-    {
-      const MutexLock lock(mutex_);
-      const std::optional<std::uint32_t> index = index_locked(*each);
-      storage = index ? entries_[*index].storage.lock() : nullptr;
-    }
-    if (storage != nullptr) {
-      storage->cancel_prefetch();
-    }
-  }
+void SavedStep::prefetch_is_cancelled(bool device_is_full) {
+  const MutexLock lock(mutex_);
+  expected_.is_cancelled(device_is_full);
 }
 
 }  // namespace ebb

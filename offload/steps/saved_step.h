@@ -3,23 +3,24 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include <c10/core/Stream.h>
 
+#include "offload/steps/expected_uses.h"
 #include "policy/plan.h"
-#include "policy/range_minimum.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
 
 class AccessHistory;
 class StepRecorder;
-class ThreadSteps;
-class TieredStorage;
+class SavedStorage;
+
+// How many steps of one thread are alive and have a backward that has begun.
+using BackwardCount = std::atomic<std::size_t>;
 
 // The offloaded storages of one step, in the order of saving, and the access order that is expected of backward: the
 // order of the last step that saved the same sizes, or else the reverse of saving. The expected order only decides what
@@ -33,14 +34,14 @@ class TieredStorage;
 // Threads: every member may be called from any thread.
 class SavedStep : public std::enable_shared_from_this<SavedStep> {
  public:
-  static constexpr std::uint32_t kNotPlanned = 0xFFFFFFFF;  // as an ordinal
+  static constexpr std::uint32_t kNotPlanned = ExpectedUses::kNotPlanned;  // as an ordinal
 
   // Names an offloaded storage. Ids rise in the order of offloading.
   using Id = std::uint64_t;
 
-  // `history`: what earlier steps have taught. `steps`: the steps of the thread that makes this step.
-  SavedStep(std::shared_ptr<AccessHistory> history, std::shared_ptr<ThreadSteps> steps)
-      : history_(std::move(history)), steps_(std::move(steps)) {}
+  // `history`: what earlier steps have taught. `thread`: of the thread that makes this step.
+  SavedStep(std::shared_ptr<AccessHistory> history, std::shared_ptr<BackwardCount> thread)
+      : history_(std::move(history)), thread_(std::move(thread)) {}
 
   // Tells the access history the observed order and the sizes, if backward has begun.
   ~SavedStep();
@@ -70,7 +71,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Adds an offloaded storage and returns its id. `stream`: the one that the storage was saved on. `ordinal`: as
   // Candidate::ordinal. `when`: whether the storage was offloaded at its save, or evicted later.
   enum class Went : bool { kAtItsSave, kLater };
-  Id append(std::weak_ptr<TieredStorage> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
+  Id append(std::weak_ptr<SavedStorage> storage, std::uint64_t bytes, c10::Stream stream, std::uint32_t ordinal,
             Went when);
 
   // The bytes of the last storage that was offloaded at its save, and of the largest one before it.
@@ -97,29 +98,25 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   void used(Id id);
 
   // Starts copies in of the storages that are expected next, until the window is full, or under a plan until the bytes
-  // that PrefetchSchedule allows are held. Returns whether every storage that backward still needs has been prefetched.
-  bool prefetch();
+  // that PrefetchSchedule allows are held. `start`: SavedStorage::prefetch. Returns whether every storage that backward
+  // still needs has been prefetched.
+  using Start = bool (*)(SavedStorage& storage, std::optional<std::uint64_t> held_bytes);
+  bool prefetch(Start start);
 
   // Prefetches before backward has asked for anything, if the access order is known. `stream`: the calling thread's
   // current stream, whose pool the memory comes from. Nothing happens unless the last save was made on this stream,
   // too, because backward will begin there.
-  void prefetch_early(c10::Stream stream);
+  void prefetch_early(c10::Stream stream, Start start);
   [[nodiscard]] bool tried_early() const { return tried_early_; }
 
   // Whether the access order is known: from a plan, or from an earlier step with the same sizes.
   [[nodiscard]] bool order_is_known();
 
-  // Cancels all unclaimed prefetches, except a copy that another thread is just about to use. A backward that covers
-  // only a part of a graph leaves unclaimed copies behind, and a graph that lives on would hold the window with them,
-  // which all steps share.
-  void cancel_prefetches() {
-    cancel_prefetches([] { return false; });
-  }
+  // Notes that a copy that this step has prefetched is cancelled, as Prefetches does.
+  void prefetch_is_cancelled(bool device_is_full);
 
-  // Cancels unclaimed prefetches on a device that has no memory left, the storage that is needed last first, until
-  // `enough` returns true. For the rest of the backward pass only the storage that is needed next is prefetched;
-  // otherwise prefetches would be cancelled again and again.
-  void make_room(const std::function<bool()>& enough);
+  // Of the thread that has made this step.
+  [[nodiscard]] const BackwardCount& thread() const { return *thread_; }
 
   // Whether backward has begun.
   [[nodiscard]] bool in_use() const { return in_use_; }
@@ -127,43 +124,35 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
  private:
   struct Entry {
     Id id;
-    std::weak_ptr<TieredStorage> storage;
+    std::weak_ptr<SavedStorage> storage;
     std::uint64_t bytes;
     std::uint32_t ordinal;
-    std::uint64_t used_in = 0;  // the last pass over the graph that has used the storage
-    bool gone = false;          // the storage ended before backward began
-    bool prefetched = false;    // the id is in unclaimed_
+    bool gone = false;  // the storage ended before backward began
   };
 
-  static constexpr std::uint64_t kFirstPass = 1;
+  struct Sizes {  // of the offloaded storages
+    std::uint64_t saved_bytes = 0;
+    std::uint64_t largest_bytes = 0;
+    std::uint64_t saved_in_backward_bytes = 0;  // by backward, and still alive
+  };
 
-  void cancel_prefetches(const std::function<bool()>& enough);
-  void prefetches_locked(Entry& entry) EBB_REQUIRES(mutex_);
-  [[nodiscard]] std::vector<Id> take_unclaimed_locked() EBB_REQUIRES(mutex_);
   void forget_gone_locked() EBB_REQUIRES(mutex_);
   [[nodiscard]] std::optional<std::uint32_t> index_locked(Id id) const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t signature_locked() const EBB_REQUIRES(mutex_);
-  void recall_order_locked() EBB_REQUIRES(mutex_);
-  [[nodiscard]] std::vector<std::uint32_t> planned_order_locked() EBB_REQUIRES(mutex_);
-  [[nodiscard]] std::optional<std::uint64_t> held_bytes_locked(std::size_t rank) const EBB_REQUIRES(mutex_);
-  void prefetches_now();
+  void expect_uses_locked() EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<AccessHistory> history_;
-  const std::shared_ptr<ThreadSteps> steps_;
+  const std::shared_ptr<BackwardCount> thread_;
   std::atomic<bool> in_use_{false};
   std::atomic<bool> tried_early_{false};
-  std::atomic<bool> prefetching_{false};  // `steps_` knows that this step may hold unclaimed copies
+  std::atomic<bool> follows_plan_{false};  // `expected_` is a plan's; never changes once backward has begun
 
-  // Held while prefetching, so that at most one thread does. Taken before any storage's lock, too.
-  Mutex fetch_mutex_ EBB_ACQUIRED_BEFORE(mutex_);
+  std::atomic<bool> is_prefetching_{false};  // at most one thread does
 
   Mutex mutex_;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
-  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;          // storages and regions that have begun and not ended
-  std::uint64_t saved_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // of the offloaded storages
-  std::uint64_t largest_bytes_ EBB_GUARDED_BY(mutex_) = 0;
-  // Of the storages that backward saved and that live.
-  std::uint64_t saved_in_backward_bytes_ EBB_GUARDED_BY(mutex_) = 0;
+  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;  // storages and regions that have begun and not ended
+  Sizes sizes_ EBB_GUARDED_BY(mutex_);
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;
   std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);  // sorted by id; fixed by the first use
   // Of entries_; nullopt until signature_locked() is called.
@@ -173,24 +162,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   std::shared_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
   std::shared_ptr<const Plan> plan_ EBB_GUARDED_BY(mutex_);
   std::optional<c10::Stream> last_stream_ EBB_GUARDED_BY(mutex_);  // of the last storage that was appended
-  // The expected access order, as indices of entries_; fixed by the first use.
-  std::vector<std::uint32_t> order_ EBB_GUARDED_BY(mutex_);
-  std::vector<std::uint32_t> rank_ EBB_GUARDED_BY(mutex_);  // the position of each entry in order_
-  // The access order of the first pass, as indices of entries_.
-  std::vector<std::uint32_t> observed_ EBB_GUARDED_BY(mutex_);
-  std::uint64_t pass_ EBB_GUARDED_BY(mutex_) = kFirstPass;
-  // With a plan: by ordinal, the part of backward that the candidate's need begins. Written under mutex_, and never
-  // once backward has begun.
-  std::vector<std::uint32_t> part_of_;
-  // With a plan: for each rank of order_, CopyIn::last_part or kNotPlanned.
-  std::vector<std::uint32_t> last_part_ EBB_GUARDED_BY(mutex_);
-  std::optional<RangeMinimum> held_bytes_ EBB_GUARDED_BY(mutex_);  // with a plan: PrefetchSchedule::held_bytes
-  std::uint32_t part_ EBB_GUARDED_BY(mutex_) = 0;                  // with a plan: the part that backward has come to
-  std::size_t prefetched_to_ EBB_GUARDED_BY(mutex_) = 0;  // every unused storage of a lower rank has been prefetched
-  std::uint64_t resets_ EBB_GUARDED_BY(mutex_) = 0;       // how often prefetched_to_ was set back to 0
-  std::vector<Id> unclaimed_ EBB_GUARDED_BY(mutex_);      // prefetched since prefetches were last cancelled
-  std::size_t cursor_ EBB_GUARDED_BY(mutex_) = 0;         // the rank after that of the last use
-  bool device_is_full_ EBB_GUARDED_BY(mutex_) = false;    // make_room() was called in this pass
+  ExpectedUses expected_ EBB_GUARDED_BY(mutex_);                   // of entries_; the order is fixed by the first use
 };
 
 }  // namespace ebb

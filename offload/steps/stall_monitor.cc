@@ -1,6 +1,6 @@
 #include "offload/steps/stall_monitor.h"
 
-#include <utility>
+#include <algorithm>
 
 namespace ebb {
 namespace {
@@ -11,21 +11,15 @@ constexpr int kPatience = 4;
 }  // namespace
 
 bool StallMonitor::backward_begins(const StallStats& stalls, bool expected) {
-  const MutexLock lock(mutex_);
-  const double ms = stalls.total_ms - std::exchange(seen_ms_, stalls.total_ms);
-  if (!std::exchange(expected_, expected) || !expected) {
+  const double ms = stalls.total_ms - seen_ms_.exchange(stalls.total_ms);
+  if (!expected_.exchange(expected) || !expected) {
     return false;
   }
-  if (ms >= kLeastMs) {
-    patience_ = kPatience;
-  } else if (patience_ > 0) {
-    --patience_;
-  }
+  patience_ = ms >= kLeastMs ? kPatience : std::max(0, patience_ - 1);
   return steps_wait();
 }
 
 void StallMonitor::early_prefetch_was_wrong() {
-  const MutexLock lock(mutex_);
   expected_ = false;
   patience_ = 0;
 }

@@ -2,7 +2,6 @@
 
 #include <atomic>
 
-#include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 
 namespace ebb {
@@ -16,7 +15,7 @@ namespace ebb {
 // for anything. Where steps do not wait, no copy starts that early: the fetched bytes would take memory in the head's
 // backward, where a step often has its peak.
 //
-// Threads: every member may be called from any thread.
+// Threads: every member may be called from any thread. Two backward passes that begin at once may teach a little less.
 class StallMonitor {
  public:
   // Notes that a backward begins, and returns whether one of the last few steps waited for copies. `stalls`: the tier's
@@ -32,10 +31,9 @@ class StallMonitor {
   void early_prefetch_was_wrong();
 
  private:
-  Mutex mutex_;
-  double seen_ms_ EBB_GUARDED_BY(mutex_) = 0;
-  bool expected_ EBB_GUARDED_BY(mutex_) = false;  // of the last backward that began
-  std::atomic<int> patience_{0};  // how many more backwards without waits until steps are taken not to wait
+  std::atomic<double> seen_ms_{0};
+  std::atomic<bool> expected_{false};  // of the last backward that began
+  std::atomic<int> patience_{0};       // how many more backwards without waits until steps are taken not to wait
 };
 
 }  // namespace ebb

@@ -4,7 +4,7 @@
 
 #include <ATen/SequenceNumber.h>
 
-#include "offload/residency/tiered_storage.h"
+#include "offload/steps/saved_storage.h"
 
 namespace ebb {
 
@@ -13,7 +13,7 @@ DeferredCopies& DeferredCopies::of_this_thread() {
   return deferred;
 }
 
-void DeferredCopies::add(const std::shared_ptr<TieredStorage>& saved) {
+void DeferredCopies::add(const std::shared_ptr<SavedStorage>& saved) {
   entries_.push_back(saved);
   next_node_ = at::sequence_number::peek();
 }
@@ -25,8 +25,8 @@ void DeferredCopies::start_finished() noexcept {
 }
 
 void DeferredCopies::start_all() noexcept {
-  for (const std::weak_ptr<TieredStorage>& each : std::exchange(entries_, {})) {
-    if (const std::shared_ptr<TieredStorage> saved = each.lock()) {
+  for (const std::weak_ptr<SavedStorage>& each : std::exchange(entries_, {})) {
+    if (const std::shared_ptr<SavedStorage> saved = each.lock()) {
       saved->offload_deferred();
     }
   }

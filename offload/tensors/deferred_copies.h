@@ -6,7 +6,7 @@
 
 namespace ebb {
 
-class TieredStorage;
+class SavedStorage;
 
 // The calling thread's copies out that wait for the operation that saved their storages to be over.
 //
@@ -24,7 +24,7 @@ class DeferredCopies {
   static DeferredCopies& of_this_thread();
 
   // Requires that defer_offload has been called on `saved`.
-  void add(const std::shared_ptr<TieredStorage>& saved);
+  void add(const std::shared_ptr<SavedStorage>& saved);
 
   // Starts the copies of operations that are over. A storage whose copy cannot start stays resident.
   void start_finished() noexcept;
@@ -33,7 +33,7 @@ class DeferredCopies {
   void start_all() noexcept;
 
  private:
-  std::vector<std::weak_ptr<TieredStorage>> entries_;
+  std::vector<std::weak_ptr<SavedStorage>> entries_;
   std::uint64_t next_node_ = 0;  // the number of the node after the one that saved the entries
 };
 

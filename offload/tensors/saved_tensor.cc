@@ -8,7 +8,7 @@
 
 #include "offload/base/autograd_info.h"
 #include "offload/base/managed_key.h"
-#include "offload/residency/residency.h"
+#include "offload/cache/residency.h"
 #include "offload/tensors/remembered_tensor.h"
 
 namespace ebb {
@@ -146,7 +146,7 @@ bool SavedTensor::has_other_data(const at::Tensor& saved) const {
     return false;
   }
   return saved.storage().unsafeGetStorageImpl() !=
-             (use_ ? use_->storage()->source_identity() : tensor_.storage().unsafeGetStorageImpl()) ||
+             (use_ ? use_->storage()->source().identity() : tensor_.storage().unsafeGetStorageImpl()) ||
          saved.sizes() != tensor_.sizes() || saved.strides() != tensor_.strides() ||
          saved.storage_offset() != tensor_.storage_offset();
 }

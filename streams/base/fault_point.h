@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -8,7 +7,7 @@ namespace ebb {
 
 // The calls of the library that the system may refuse. Each place asks fails() before such a call, and acts on
 // true as on the system's own refusal, without the call. So tests can have every call fail
-// (streams/checked/fault_plan.h).
+// (test/checked/fault_plan.h).
 enum class FaultPoint : std::uint8_t {
   kPinnedAllocation,  // host memory for blocks: mapping it, and registering it with CUDA
   kDeviceAllocation,  // memory to copy back to
@@ -25,14 +24,11 @@ enum class FaultPoint : std::uint8_t {
 
 inline constexpr std::size_t kFaultPoints = static_cast<std::size_t>(FaultPoint::kThreadStart) + 1;
 
-// Decides which calls fail. Only FaultPlan, which tests link, sets this; null: nothing fails.
-using FaultDecider = bool (*)(FaultPoint) noexcept;
-inline constinit std::atomic<FaultDecider> fault_decider{nullptr};
-
 // Whether this call is to fail.
-[[nodiscard]] inline bool fails(FaultPoint point) noexcept {
-  const FaultDecider decider = fault_decider.load(std::memory_order_relaxed);
-  return decider != nullptr && decider(point);
-}
+#ifdef EBB_TESTS
+[[nodiscard]] bool fails(FaultPoint point) noexcept;
+#else
+[[nodiscard]] constexpr bool fails(FaultPoint /*point*/) noexcept { return false; }
+#endif
 
 }  // namespace ebb

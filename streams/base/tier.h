@@ -114,10 +114,11 @@ class Tier {
   [[nodiscard]] virtual c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) = 0;
 };
 
-// Wraps every offloader's tier; null outside of tests (streams/checked sets it). To be set before the first offloader
-// is made.
-using TierDecorator = std::shared_ptr<Tier> (*)(std::shared_ptr<Tier>);
-void decorate_tiers(TierDecorator decorator) noexcept;
+// The tier that an offloader uses in place of `tier`. In a build for tests another than the same (test/checked).
+#ifdef EBB_TESTS
 [[nodiscard]] std::shared_ptr<Tier> decorated(std::shared_ptr<Tier> tier);
+#else
+[[nodiscard]] inline std::shared_ptr<Tier> decorated(std::shared_ptr<Tier> tier) { return tier; }
+#endif
 
 }  // namespace ebb

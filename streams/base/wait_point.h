@@ -1,10 +1,6 @@
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 namespace ebb {
 
@@ -13,8 +9,8 @@ namespace ebb {
 // does not compile. docs/design.md says which rule each name serves.
 //
 // Note [Waits that can be taken away]
-// Tests can leave out any wait (streams/checked/wait_plan.cc): `./dev test waits` leaves out each wait in turn and
-// expects a test to fail. Nothing else writes `left_out`.
+// `./dev test waits` leaves out each wait in turn and expects a test to fail. Only a build for tests (EBB_TESTS) can
+// leave a wait out (test/checked/wait_plan.cc).
 enum class WaitPoint : std::uint8_t {
   kCaller,  // a wait of somebody outside the library; always in force
 
@@ -50,50 +46,11 @@ enum class WaitPoint : std::uint8_t {
   kSlabEnd,     // GPU: host memory is unmapped, behind all work of the device
 };
 
-struct WaitPointName {
-  WaitPoint point;
-  std::string_view name;
-  bool gpu_only;  // only a GPU's tier has this wait
-};
-
-// The waits that can be left out.
-inline constexpr std::array kWaitPoints{
-    WaitPointName{WaitPoint::kOutAfterCompute, "out_after_compute", false},
-    WaitPointName{WaitPoint::kOutAfterBlockUsers, "out_after_block_users", false},
-    WaitPointName{WaitPoint::kOutGatesBlock, "out_gates_block", false},
-    WaitPointName{WaitPoint::kSourceInStash, "source_in_stash", false},
-    WaitPointName{WaitPoint::kStashSweep, "stash_sweep", false},
-    WaitPointName{WaitPoint::kStashBound, "stash_bound", false},
-    WaitPointName{WaitPoint::kStashEnd, "stash_end", false},
-    WaitPointName{WaitPoint::kInAfterOut, "in_after_out", false},
-    WaitPointName{WaitPoint::kInAfterMemory, "in_after_memory", false},
-    WaitPointName{WaitPoint::kInGatesBlock, "in_gates_block", false},
-    WaitPointName{WaitPoint::kUseAfterIn, "use_after_in", false},
-    WaitPointName{WaitPoint::kUnusedAfterIn, "unused_after_in", false},
-    WaitPointName{WaitPoint::kOwnStream, "own_stream", false},
-    WaitPointName{WaitPoint::kPendingUses, "pending_uses", false},
-    WaitPointName{WaitPoint::kBackAfterOut, "back_after_out", false},
-    WaitPointName{WaitPoint::kFreeAfterUsers, "free_after_users", false},
-    WaitPointName{WaitPoint::kAtHomeAfterOut, "at_home_after_out", false},
-    WaitPointName{WaitPoint::kAtHomeAfterUsers, "at_home_after_users", false},
-    WaitPointName{WaitPoint::kUseAfterPostponed, "use_after_postponed", false},
-    WaitPointName{WaitPoint::kPoolGates, "pool_gates", false},
-    WaitPointName{WaitPoint::kPoolEnd, "pool_end", false},
-    WaitPointName{WaitPoint::kDiskGates, "disk_gates", false},
-    WaitPointName{WaitPoint::kDiskLastPart, "disk_last_part", false},
-    WaitPointName{WaitPoint::kHostWait, "host_wait", false},
-    WaitPointName{WaitPoint::kLaneGates, "lane_gates", true},
-    WaitPointName{WaitPoint::kStreamWait, "stream_wait", true},
-    WaitPointName{WaitPoint::kSlabEnd, "slab_end", true},
-};
-static_assert(kWaitPoints.size() == static_cast<std::size_t>(WaitPoint::kSlabEnd), "each but kCaller has an entry");
-
-// The wait that a test leaves out; kCaller for none.
-inline constinit std::atomic<WaitPoint> left_out{WaitPoint::kCaller};
-
 // Whether the wait is to be made.
-[[nodiscard]] inline bool in_force(WaitPoint point) noexcept {
-  return point == WaitPoint::kCaller || point != left_out.load(std::memory_order_relaxed);
-}
+#ifdef EBB_TESTS
+[[nodiscard]] bool in_force(WaitPoint point) noexcept;
+#else
+[[nodiscard]] constexpr bool in_force(WaitPoint /*point*/) noexcept { return true; }
+#endif
 
 }  // namespace ebb

@@ -9,9 +9,9 @@
 #include <c10/core/Device.h>
 
 #include "offload/options.h"
-#include "streams/checked/fault_plan.h"
-#include "streams/simulated/simulated_tier.h"
+#include "test/checked/fault_plan.h"
 #include "test/faults/step.h"
+#include "test/simulated/simulated_tier.h"
 
 namespace ebb::faults {
 

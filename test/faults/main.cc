@@ -15,7 +15,7 @@
 #include <CLI/CLI.hpp>
 #include <c10/core/Device.h>
 
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 #include "test/faults/injection.h"
 #include "test/faults/step.h"
 #include "test/machine.h"

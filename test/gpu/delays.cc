@@ -11,7 +11,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "streams/checked/checked_tier.h"
+#include "test/checked/checked_tier.h"
 
 namespace ebb::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "offload/device_meter.h"
-#include "streams/simulated/simulated_device_allocator.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 namespace ebb {
 

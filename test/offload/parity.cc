@@ -14,8 +14,8 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/simulated/simulated_device_allocator.h"
 #include "test/random/ready_queue.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 namespace ebb {
 namespace {

@@ -10,7 +10,7 @@
 #include "offload/offloader.h"
 #include "offload/options.h"
 #include "offload/stats.h"
-#include "streams/simulated/simulated_tier.h"
+#include "test/simulated/simulated_tier.h"
 
 namespace ebb {
 

@@ -23,9 +23,9 @@
 #include "offload/guard.h"
 #include "offload/optimizer.h"
 #include "offload/parameters.h"
-#include "streams/simulated/simulated_tier.h"
 #include "test/process/modes.h"
 #include "test/process/world.h"
+#include "test/simulated/simulated_tier.h"
 
 namespace ebb {
 namespace {

@@ -8,8 +8,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include "streams/simulated/simulated_device_allocator.h"
 #include "test/random/ready_queue.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 namespace ebb::graphs {
 

@@ -9,11 +9,11 @@
 
 #include "offload/offloader.h"
 #include "offload/options.h"
-#include "streams/simulated/simulated_device_allocator.h"
-#include "streams/simulated/simulated_queues.h"
-#include "streams/simulated/simulated_tier.h"
 #include "test/random/managed_leaves.h"
 #include "test/random/random.h"
+#include "test/simulated/simulated_device_allocator.h"
+#include "test/simulated/simulated_queues.h"
+#include "test/simulated/simulated_tier.h"
 
 namespace ebb::graphs {
 

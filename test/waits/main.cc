@@ -27,7 +27,7 @@
 #include <CLI/CLI.hpp>
 #include <cuda_runtime_api.h>
 
-#include "streams/base/wait_point.h"
+#include "test/checked/wait_points.h"
 
 namespace {
 

@@ -18,8 +18,8 @@
 
 #include "offload/checkpoint.h"
 #include "policy/policies.h"
-#include "streams/simulated/simulated_device_allocator.h"
 #include "test/offload/parity.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 namespace ebb {
 namespace {

@@ -13,7 +13,7 @@
 #include "offload/managed/host_copy.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/postponed_work.h"
-#include "test/offload/residency/ordering_world.h"
+#include "test/offload/cache/ordering_world.h"
 
 namespace ebb {
 namespace {
@@ -27,8 +27,8 @@ class ManagedWorld : public OrderingWorld {
  public:
   ManagedWorld(Order order, ManagedSet::Limits limits)
       : OrderingWorld(order.schedule, order.seed, {}),
-        set_(std::make_shared<ManagedSet>(runtime->shared_residency(), limits)) {
-    runtime->residency().set_holder(set_);
+        set_(std::make_shared<ManagedSet>(runtime->shared_residency(), runtime->steps(), limits)) {
+    runtime->serve(set_);
   }
 
   // A storage that a kernel on the current stream is to fill.
@@ -77,7 +77,7 @@ class ManagedWorld : public OrderingWorld {
     return std::make_unique<HostCopy>(runtime->shared_residency(), *tier->try_acquire(tensor.nbytes()), tensor);
   }
 
-  std::uint64_t evict(std::uint64_t bytes) { return runtime->residency().evict(bytes); }
+  std::uint64_t evict(std::uint64_t bytes) { return runtime->evict(bytes); }
 
   std::uint64_t evict_during_use(std::size_t which, std::uint64_t bytes) {
     managed_[which]->begin_use();

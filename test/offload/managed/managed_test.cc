@@ -29,7 +29,7 @@
 #include "offload/managed/observed_operations.h"
 #include "offload/parameters.h"
 #include "policy/policies.h"
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 

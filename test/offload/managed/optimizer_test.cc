@@ -31,7 +31,7 @@
 #include "offload/managed/observed_operations.h"
 #include "offload/optimizer.h"
 #include "offload/parameters.h"
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 

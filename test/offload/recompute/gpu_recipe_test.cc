@@ -14,7 +14,6 @@
 
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "offload/recompute/scale_rows.h"
 #include "policy/policies.h"
 
 namespace ebb {
@@ -84,40 +83,6 @@ TEST_CASE("a norm is recomputed to the bit on a GPU", "[gpu]") {
            return at::rms_norm(in[0], {width}, weight, 1e-5);
          }},
         leaves);
-}
-
-TEST_CASE("the kernel for norms gives the bits of LibTorch's", "[gpu]") {
-  const at::ScalarType dtype = GENERATE(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf);
-  const std::int64_t width = GENERATE(4096, 1023, 8, 1);
-  const bool weighted = GENERATE(true, false);
-  CAPTURE(dtype, width, weighted);
-  const auto options = at::TensorOptions().device(kGpu).dtype(dtype);
-  at::Tensor x = at::randn({3, 57, width}, options);
-  x[0][0][0] = INFINITY;
-  x[0][1][0] = NAN;
-  x[0][2].fill_(0);
-  x[0][3].mul_(1e-4);
-  x[0][4].mul_(1e4);
-  const at::Tensor weight = weighted ? at::randn({width}, options) : at::Tensor();
-  const auto [expected, rstd] = at::_fused_rms_norm(x, {width}, weighted ? std::optional(weight) : std::nullopt, 1e-5);
-  const std::optional<at::Tensor> found = scale_rows(x, rstd, weight);
-  REQUIRE(found);
-  CHECK(found->view(at::kByte).equal(expected.contiguous().view(at::kByte)));
-  const std::optional<at::Tensor> of_strided = scale_rows(x.transpose(0, 1), rstd.transpose(0, 1), weight);
-  REQUIRE(of_strided);
-  CHECK(of_strided->view(at::kByte).equal(expected.transpose(0, 1).contiguous().view(at::kByte)));
-}
-
-TEST_CASE("there is no kernel for norms of mixed dtypes, or of what has other rows", "[gpu]") {
-  const auto options = at::TensorOptions().device(kGpu).dtype(at::kBFloat16);
-  const at::Tensor x = at::randn({4, 64}, options);
-  const at::Tensor rstd = at::ones({4, 1}, options.dtype(at::kFloat));
-  CHECK(scale_rows(x, rstd, at::ones({64}, options)));
-  CHECK_FALSE(scale_rows(x, rstd, at::ones({64}, options.dtype(at::kFloat))));
-  CHECK_FALSE(scale_rows(x, rstd, at::ones({63}, options)));
-  CHECK_FALSE(scale_rows(x, rstd.to(at::kBFloat16), at::ones({64}, options)));
-  CHECK_FALSE(scale_rows(x, at::ones({3, 1}, options.dtype(at::kFloat)), {}));
-  CHECK_FALSE(scale_rows(x.to(at::kInt), rstd, {}));
 }
 
 TEST_CASE("each kind of attention is recomputed to the bit on a GPU", "[gpu]") {

@@ -8,8 +8,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/steps/stall_monitor.h"
-#include "streams/simulated/simulated_stream_guard.h"
 #include "test/offload/parity.h"
+#include "test/simulated/simulated_stream_guard.h"
 
 namespace ebb {
 namespace {

@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "policy/policies.h"
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

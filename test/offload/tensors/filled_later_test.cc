@@ -7,7 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <catch2/catch.hpp>
 
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

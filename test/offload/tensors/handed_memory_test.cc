@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "policy/policies.h"
-#include "streams/checked/checked_tier.h"
+#include "test/checked/checked_tier.h"
 #include "test/offload/parity.h"
 
 namespace ebb {

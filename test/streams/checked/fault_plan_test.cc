@@ -1,4 +1,4 @@
-#include "streams/checked/fault_plan.h"
+#include "test/checked/fault_plan.h"
 
 #include <cstdint>
 #include <cstring>
@@ -12,7 +12,7 @@
 
 #include "streams/disk/disk_tier.h"
 #include "streams/disk/uring_io.h"
-#include "streams/simulated/simulated_tier.h"
+#include "test/simulated/simulated_tier.h"
 #include "test/streams/disk/io_testing.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "streams/checked/happens_before.h"
+#include "test/checked/happens_before.h"
 
 #include <memory>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/checked/checked_tier.h"
+#include "test/checked/checked_tier.h"
 #include "test/streams/simulated/simulated_tensors.h"
 
 namespace ebb {

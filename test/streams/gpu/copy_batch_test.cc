@@ -9,9 +9,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <catch2/catch.hpp>
 
-#include "streams/checked/fault_plan.h"
 #include "streams/gpu/copy_batch.h"
 #include "streams/gpu/pinned_tier.h"
+#include "test/checked/fault_plan.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

@@ -7,8 +7,8 @@
 #include <catch2/catch.hpp>
 #include <cuda_runtime_api.h>
 
-#include "streams/checked/fault_plan.h"
 #include "streams/gpu/pinned_tier.h"
+#include "test/checked/fault_plan.h"
 #include "test/gpu/delays.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "streams/simulated/simulated_device_allocator.h"
+#include "test/simulated/simulated_device_allocator.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <catch2/catch.hpp>
 
-#include "streams/simulated/simulated_stream_guard.h"
+#include "test/simulated/simulated_stream_guard.h"
 
 namespace ebb {
 namespace {

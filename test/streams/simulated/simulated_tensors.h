@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "streams/simulated/simulated_tier.h"
+#include "test/simulated/simulated_tier.h"
 
 namespace ebb {
 

@@ -1,4 +1,4 @@
-#include "streams/simulated/simulated_tier.h"
+#include "test/simulated/simulated_tier.h"
 
 #include <cstdint>
 #include <memory>
@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <catch2/catch.hpp>
 
-#include "streams/simulated/simulated_stream_guard.h"
+#include "test/simulated/simulated_stream_guard.h"
 #include "test/streams/simulated/simulated_tensors.h"
 
 namespace ebb {

@@ -9,8 +9,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "streams/simulated/simulated_stream_guard.h"
-#include "streams/simulated/simulated_tier.h"
+#include "test/simulated/simulated_stream_guard.h"
+#include "test/simulated/simulated_tier.h"
 #include "test/streams/simulated/simulated_tensors.h"
 
 namespace ebb {
