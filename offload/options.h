@@ -20,11 +20,6 @@ enum class HostMemory : std::uint8_t {
   kPageable,  // ordinary memory: a third of the rate, and the driver may block the host during a copy
 };
 
-enum class Copies : std::uint8_t {
-  kOverlapped,       // on two side streams, one for each direction
-  kOnComputeStream,  // in the compute stream's own order: simple, and as slow as the copies are
-};
-
 // Where bytes live while they are off Options::device.
 enum class Home : std::uint8_t {
   kAuto,  // in host memory where the device is a GPU, on the disk where it is the CPU
@@ -81,9 +76,8 @@ struct Options {
   // Where bytes live while they are off the device. Without effect where the caller gives a tier.
   Home home = Home::kAuto;
 
-  // GPU only: how the bytes are kept in host memory and copied.
+  // GPU only: how the bytes are kept in host memory.
   HostMemory host_memory = HostMemory::kPinned;
-  Copies copies = Copies::kOverlapped;
 
   // The most host memory (GPU) or spill file (CPU) to use. Storages that find no room stay on the device, counted.
   // nullopt: whatever the system gives.

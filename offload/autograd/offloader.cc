@@ -50,7 +50,6 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
     PinnedTier::Config config;
     config.device = *options.device;
     config.pinned = options.host_memory == HostMemory::kPinned;
-    config.overlapped = options.copies == Copies::kOverlapped;
     config.capacity_bytes = options.capacity_bytes;
     config.trace = trace;
     return std::make_shared<PinnedTier>(config);

@@ -102,7 +102,7 @@ class Offloader:
     stash_bytes, window_bytes: device memory for copies out under way, and for what is prefetched.
     home: "host" (memory), "disk", or "auto": the one beside a GPU, the other without. Beside a GPU there is no "disk", and
         without one "host" saves no memory: it is for trying out what is meant for a GPU.
-    host_memory: "pinned" or "pageable". copies: "overlapped" or "on_compute_stream". GPU only.
+    host_memory: "pinned" or "pageable". GPU only.
     capacity_bytes: the most host memory (GPU) or disk (CPU) to use; over it, storages stay. None: all there is.
     host_memory_warning: warn once when more than this fraction of the machine's memory is in use.
     spill_folder, disk_io ("auto", "uring" or "threads"): of a disk; where the spill file is made, and what reads it.
@@ -129,7 +129,6 @@ class Offloader:
         window_bytes: Size | None = None,
         home: str = "auto",
         host_memory: str = "pinned",
-        copies: str = "overlapped",
         capacity_bytes: Size | None = None,
         host_memory_warning: float = 0.6,
         spill_folder: str | os.PathLike[str] = "/var/tmp",
@@ -174,7 +173,6 @@ class Offloader:
                 setattr(options, name, to_bytes(name, size))
         options.home = _choice(_core.Home, "home", home)
         options.host_memory = _choice(_core.HostMemory, "host_memory", host_memory)
-        options.copies = _choice(_core.Copies, "copies", copies)
         options.host_memory_warning = _fraction("host_memory_warning", host_memory_warning)
         options.spill_folder = _folder("spill_folder", spill_folder)
         options.disk_io = _choice(_core.DiskIo, "disk_io", disk_io)

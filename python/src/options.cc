@@ -15,9 +15,6 @@ void bind_options(py::module_& module) {
   py::enum_<HostMemory>(module, "HostMemory")
       .value("pinned", HostMemory::kPinned)
       .value("pageable", HostMemory::kPageable);
-  py::enum_<Copies>(module, "Copies")
-      .value("overlapped", Copies::kOverlapped)
-      .value("on_compute_stream", Copies::kOnComputeStream);
   py::enum_<DiskIo>(module, "DiskIo")
       .value("auto", DiskIo::kAuto)
       .value("uring", DiskIo::kUring)
@@ -40,7 +37,6 @@ void bind_options(py::module_& module) {
       .def_readwrite("window_bytes", &Options::window_bytes)
       .def_readwrite("home", &Options::home)
       .def_readwrite("host_memory", &Options::host_memory)
-      .def_readwrite("copies", &Options::copies)
       .def_readwrite("capacity_bytes", &Options::capacity_bytes)
       .def_readwrite("host_memory_warning", &Options::host_memory_warning)
       .def_readwrite("spill_folder", &Options::spill_folder)

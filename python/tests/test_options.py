@@ -47,7 +47,6 @@ def test_the_default_policy_keeps_what_is_below_one_mebibyte():
         ({"disk_io": "floppy"}, "disk_io"),
         ({"stash_bytes": 0}, "stash_bytes"),
         ({"host_memory": "virtual"}, "host_memory"),
-        ({"copies": "none"}, "copies"),
         ({"host_memory_warning": 0.0}, "host_memory_warning"),
         ({"spill_folder": "/proc"}, "/proc"),
         ({"home": "tape"}, "home is 'tape'"),

@@ -115,11 +115,7 @@ std::vector<Setting> settings(c10::Device device) {
         with("pinned", [](Setting& /*setting*/) {}),
         with("pinned, with a stash", [](Setting& setting) { setting.options.stash_bytes.reset(); }),
         with("pinned, managed", [](Setting& setting) { setting.managed = true; }),
-        with("pageable, on the compute stream",
-             [](Setting& setting) {
-               setting.options.host_memory = HostMemory::kPageable;
-               setting.options.copies = Copies::kOnComputeStream;
-             }),
+        with("pageable", [](Setting& setting) { setting.options.host_memory = HostMemory::kPageable; }),
     };
   }
   return {

@@ -86,7 +86,6 @@ TEST_CASE("a model's gradients on a GPU are those of plain autograd, bit for bit
   };
   const std::vector<at::Tensor> expected = step(nullptr);
   Options options = gpu_options();
-  options.copies = GENERATE(Copies::kOverlapped, Copies::kOnComputeStream);
   options.host_memory = GENERATE(HostMemory::kPinned, HostMemory::kPageable);
   Offloader offloader(options);
   for (int i = 0; i < 3; ++i) {

@@ -104,8 +104,7 @@ std::shared_ptr<Policy> keep_over(std::uint64_t bytes, std::shared_ptr<Policy> i
 
 Place random_place(Random& random, c10::Device device) {
   if (device.is_cuda()) {
-    return random.one_of(std::array{Place::kPinned, Place::kPinned, Place::kPinned, Place::kPinned, Place::kPageable,
-                                    Place::kPinnedOnComputeStream});
+    return random.one_of(std::array{Place::kPinned, Place::kPinned, Place::kPinned, Place::kPinned, Place::kPageable});
   }
   if (!random.percent(15)) return Place::kSimulated;
   return random.percent(50) ? Place::kDisk : Place::kDiskByThreads;
@@ -219,7 +218,6 @@ Rig::Half Rig::make(const Setting& setting, c10::Device device, const WrapTier& 
   }
   options.disk_io = setting.place == Place::kDiskByThreads ? DiskIo::kThreads : DiskIo::kAuto;
   options.host_memory = setting.place == Place::kPageable ? HostMemory::kPageable : HostMemory::kPinned;
-  options.copies = setting.place == Place::kPinnedOnComputeStream ? Copies::kOnComputeStream : Copies::kOverlapped;
   return {nullptr, std::make_unique<Offloader>(options)};
 }
 

@@ -17,7 +17,7 @@
 
 namespace ebb::graphs {
 
-enum class Place : std::uint8_t { kSimulated, kDisk, kDiskByThreads, kPinned, kPageable, kPinnedOnComputeStream };
+enum class Place : std::uint8_t { kSimulated, kDisk, kDiskByThreads, kPinned, kPageable };
 enum class Choice : std::uint8_t {
   kEverything,
   kMinimumSize,

@@ -111,7 +111,6 @@ TEST_CASE("managed parameters on a GPU train to the same bits", "[managed][gpu]"
   const bool saves_move = GENERATE(false, true);
   const bool delayed = GENERATE(false, true);
   Options options = gpu_options();
-  options.copies = GENERATE(Copies::kOverlapped, Copies::kOnComputeStream);
   options.host_memory = GENERATE(HostMemory::kPinned, HostMemory::kPageable);
   INFO("bound " << bound << ", saves move: " << saves_move << ", delayed: " << delayed);
   Offloader offloader(options);

@@ -7,8 +7,8 @@
 
 #include "offload/runtime/runtime.h"
 #include "policy/policies.h"
-#include "test/offload/parity.h"
 #include "test/offload/cache/ordering_world.h"
+#include "test/offload/parity.h"
 
 namespace ebb {
 namespace {
