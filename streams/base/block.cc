@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "streams/base/block_pool.h"
 
 namespace ebb {
@@ -25,6 +27,11 @@ Block& Block::operator=(Block&& other) noexcept {
     gates_ = std::exchange(other.gates_, {});
   }
   return *this;
+}
+
+void* Block::data() const {
+  TORCH_INTERNAL_ASSERT(pool_->is_memory());
+  return reinterpret_cast<void*>(address_);
 }
 
 void Block::prepare_gate() {

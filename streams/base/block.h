@@ -26,9 +26,9 @@ class Block {
   Block& operator=(const Block&) = delete;
   ~Block() { give_back(); }
 
-  // A pointer's value for host memory, an offset in bytes for a file.
+  // A pointer's value for host memory, an offset in bytes for a file; and the pointer, which a file's block has not.
   [[nodiscard]] std::uint64_t address() const { return address_; }
-  [[nodiscard]] void* data() const { return reinterpret_cast<void*>(address_); }
+  [[nodiscard]] void* data() const;
   [[nodiscard]] std::size_t size() const { return size_; }
 
   // The tickets of those who still use these bytes: the next writer waits for all of them first (R3 in docs/design.md).

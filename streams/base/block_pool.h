@@ -25,6 +25,9 @@ class Backing {
 
   virtual ~Backing() = default;
 
+  // Whether a range's address is a pointer's value.
+  [[nodiscard]] virtual bool is_memory() const { return true; }
+
   // At least `bytes` more, contiguous, aligned to BlockPool::kAlignment; nothing when the system has none left.
   // Never returns a range that touches an earlier one unless leases may span both. Slow. Called by one thread at a
   // time. Throws std::system_error where the system fails otherwise.
@@ -72,6 +75,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   [[nodiscard]] std::optional<Block> try_acquire(std::size_t bytes);
 
   [[nodiscard]] PoolStats stats() const;
+
+  // As the backing's.
+  [[nodiscard]] bool is_memory() const { return backing_->is_memory(); }
 
  private:
   friend class Block;

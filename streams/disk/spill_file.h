@@ -31,6 +31,8 @@ class SpillFile final : public Backing {
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
+  [[nodiscard]] bool is_memory() const override { return false; }
+
   // Extends the file by `bytes`, rounded up to whole pages, right behind the earlier range. The blocks are reserved on
   // the disk at once, so that a full disk is known when a block is leased and not when it is written; on a file system
   // that cannot reserve, a full disk fails the write.
