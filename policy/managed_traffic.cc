@@ -37,11 +37,6 @@ ManagedTraffic managed_traffic(std::span<const ManagedUse> uses, std::uint64_t d
   return traffic;
 }
 
-std::uint64_t fetched_ahead(std::uint64_t device_bytes) {
-  constexpr std::uint64_t kMost = 2'000'000'000;
-  return std::min(device_bytes / 2, kMost);
-}
-
 std::uint64_t largest_operation(std::span<const ManagedUse> uses, Phase phase) {
   std::uint64_t largest = 0;
   for (std::size_t i = 0; i < uses.size();) {

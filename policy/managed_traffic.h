@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -32,7 +33,10 @@ struct ManagedTraffic {
 // is fetched ahead takes the room of what would not have had to leave, and a lane that is not fed stands still. On an
 // H100, 1.5 billion parameters within 11 GB took 497 ms a step with 1 GB ahead, 414 with 2, 408 with 3 and 438 with 5.5
 // (bench/model --managed 11GB --prefetch ...); within 6 GB, 495 with 1 or 2 GB, and 534 with 3.
-[[nodiscard]] std::uint64_t fetched_ahead(std::uint64_t device_bytes);
+[[nodiscard]] inline std::uint64_t fetched_ahead(std::uint64_t device_bytes) {
+  constexpr std::uint64_t kMost = 2'000'000'000;
+  return std::min(device_bytes / 2, kMost);
+}
 
 // The bytes of the operation of a phase that uses the most at once.
 [[nodiscard]] std::uint64_t largest_operation(std::span<const ManagedUse> uses, Phase phase);

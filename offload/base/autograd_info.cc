@@ -32,6 +32,4 @@ AutogradInfo::AutogradInfo(const at::TensorBase& tensor) : tensor_(tensor), grad
   grad_fn_ = meta->is_view_ ? nullptr : &meta->grad_fn_;
 }
 
-const NodePtr& AutogradInfo::grad_fn() const { return grad_fn_ != nullptr ? *grad_fn_ : tensor_.grad_fn(); }
-
 }  // namespace ebb

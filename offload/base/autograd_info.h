@@ -31,7 +31,7 @@ class AutogradInfo {
   [[nodiscard]] std::uint32_t output_nr() const { return output_nr_; }
 
   // The node that made the tensor; for a view that has been written to, the node of the write. Null for a leaf.
-  [[nodiscard]] const NodePtr& grad_fn() const;
+  [[nodiscard]] const NodePtr& grad_fn() const { return grad_fn_ != nullptr ? *grad_fn_ : tensor_.grad_fn(); }
 
  private:
   const at::TensorBase& tensor_;

@@ -1,13 +1,10 @@
 #include "offload/base/interpreter.h"
 
-#include <atomic>
 #include <string_view>
 
 namespace ebb {
 namespace {
 
-std::atomic<void* (*)()> let_go{nullptr};
-std::atomic<void (*)(void*)> take_back{nullptr};
 std::atomic<std::size_t (*)(const void*)> references{nullptr};
 std::atomic<void (*)()> leave_by_interpreter{nullptr};
 std::atomic<bool (*)(const std::exception_ptr&)> is_interpreters{nullptr};
@@ -15,19 +12,14 @@ std::atomic<bool (*)(const std::exception_ptr&)> is_interpreters{nullptr};
 // No std::exception (leave_function).
 struct FunctionIsLeft {};
 
-void* let_go_here() {
-  auto* const function = let_go.load(std::memory_order_acquire);
-  return function == nullptr ? nullptr : function();
-}
-
 }  // namespace
 
 void set_interpreter(Interpreter interpreter) {
   leave_by_interpreter = interpreter.leave_function;
   is_interpreters = interpreter.is_leaving;
   references = interpreter.references;
-  take_back = interpreter.take_back;
-  let_go = interpreter.let_go;  // last: other threads read let_go first
+  WithoutInterpreterLock::take_back_ = interpreter.take_back;
+  WithoutInterpreterLock::let_go_ = interpreter.let_go;  // last: other threads read let_go_ first
 }
 
 bool is_idle(const void* object) {
@@ -57,14 +49,6 @@ bool is_leaving(const std::exception_ptr& thrown) {
     return std::string_view(error.what()).find(kLeavingText) != std::string_view::npos;
   } catch (...) {
     return false;
-  }
-}
-
-WithoutInterpreterLock::WithoutInterpreterLock() : held_(let_go_here()) {}
-
-WithoutInterpreterLock::~WithoutInterpreterLock() {
-  if (held_ != nullptr) {
-    take_back.load(std::memory_order_relaxed)(held_);
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <exception>
 
@@ -39,12 +40,20 @@ void set_interpreter(Interpreter interpreter);
 // While a WithoutInterpreterLock lives, the calling thread does not have the interpreter's lock.
 class WithoutInterpreterLock {
  public:
-  WithoutInterpreterLock();
-  ~WithoutInterpreterLock();
+  WithoutInterpreterLock() : held_(let_go_ == nullptr ? nullptr : let_go_.load()()) {}
+  ~WithoutInterpreterLock() {
+    if (held_ != nullptr) {
+      take_back_.load(std::memory_order_relaxed)(held_);
+    }
+  }
   WithoutInterpreterLock(const WithoutInterpreterLock&) = delete;
   WithoutInterpreterLock& operator=(const WithoutInterpreterLock&) = delete;
 
  private:
+  friend void set_interpreter(Interpreter interpreter);
+  static inline std::atomic<void* (*)()> let_go_{nullptr};
+  static inline std::atomic<void (*)(void*)> take_back_{nullptr};
+
   void* const held_;  // null where there is nothing to take back
 };
 

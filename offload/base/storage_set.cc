@@ -1,17 +1,10 @@
 #include "offload/base/storage_set.h"
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 #include <vector>
 
 namespace ebb {
-
-namespace {
-
-std::uintptr_t address_of(const c10::StorageImpl* identity) { return reinterpret_cast<std::uintptr_t>(identity); }
-
-}  // namespace
 
 void StorageSet::insert(const c10::Storage& storage) {
   if (contains(storage)) {
@@ -29,24 +22,9 @@ void StorageSet::insert(const c10::Storage& storage) {
   }
 }
 
-bool StorageSet::contains(const c10::Storage& storage) const {
-  const Identity identity = storage.unsafeGetStorageImpl();
-  const std::uintptr_t entry = entries_[entry_of(identity)].load(std::memory_order_relaxed);
-  if (entry == 0) {
-    return false;
-  }
-  if (entry == address_of(identity)) {
-    return true;
-  }
+bool StorageSet::is_member(Identity identity) const {
   const SharedLock lock(mutex_);
-  return members_.find(identity) != members_.end();
-}
-
-// The high bits of a product with 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
-std::size_t StorageSet::entry_of(Identity identity) {
-  constexpr std::uint64_t kMultiplier = 0x9e3779b97f4a7c15;
-  constexpr int kBits = std::bit_width(kEntries - 1);
-  return (address_of(identity) * kMultiplier) >> (64 - kBits);
+  return members_.contains(identity);
 }
 
 // A thread that asks for a living member meanwhile sees this or another member in the table's entry, and never 0.

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -26,13 +27,27 @@ namespace ebb {
 class StorageSet {
  public:
   void insert(const c10::Storage& storage);
-  [[nodiscard]] bool contains(const c10::Storage& storage) const;
+  [[nodiscard]] bool contains(const c10::Storage& storage) const {
+    const Identity identity = storage.unsafeGetStorageImpl();
+    const std::uintptr_t entry = entries_[entry_of(identity)].load(std::memory_order_relaxed);
+    return entry != 0 && (entry == address_of(identity) || is_member(identity));
+  }
 
  private:
   using Identity = const c10::StorageImpl*;
 
   static constexpr std::size_t kEntries = 4096;
-  [[nodiscard]] static std::size_t entry_of(Identity identity);
+  [[nodiscard]] static std::uintptr_t address_of(Identity identity) {
+    return reinterpret_cast<std::uintptr_t>(identity);
+  }
+
+  // The high bits of a product with 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
+  [[nodiscard]] static std::size_t entry_of(Identity identity) {
+    constexpr std::uint64_t kMultiplier = 0x9e3779b97f4a7c15;
+    constexpr int kBits = std::bit_width(kEntries - 1);
+    return (address_of(identity) * kMultiplier) >> (64 - kBits);
+  }
+  [[nodiscard]] bool is_member(Identity identity) const;
 
   void forget_the_dead() EBB_REQUIRES(mutex_);
 

@@ -4,18 +4,6 @@
 #include <utility>
 
 namespace ebb {
-namespace {
-
-thread_local bool prefetching = false;
-
-}  // namespace
-
-bool Prefetching::is_here() { return prefetching; }
-
-Prefetching::Prefetching() : before_(std::exchange(prefetching, true)) {}
-
-Prefetching::~Prefetching() { prefetching = before_; }
-
 Residency::Residency(bool record_timeline, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : tier_(decorated(std::move(tier))),
       trace_(std::move(trace)),

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include <c10/core/Storage.h>
 
@@ -68,14 +69,15 @@ class Residency {
 // not displace bytes that backward needs sooner, so nothing is evicted for it. May nest.
 class Prefetching {
  public:
-  Prefetching();
-  ~Prefetching();
+  Prefetching() : before_(std::exchange(is_here_, true)) {}
+  ~Prefetching() { is_here_ = before_; }
   Prefetching(const Prefetching&) = delete;
   Prefetching& operator=(const Prefetching&) = delete;
 
-  [[nodiscard]] static bool is_here();
+  [[nodiscard]] static bool is_here() { return is_here_; }
 
  private:
+  static inline thread_local bool is_here_ = false;
   const bool before_;
 };
 

@@ -28,11 +28,6 @@ Stash::~Stash() {
   }
 }
 
-Stash::Place Stash::prepare(c10::Stream stream) {
-  Entries one;
-  return one.extract(one.try_emplace(0, Entry{{nullptr, {}, nullptr, stream}, {}}).first);
-}
-
 Stash::Number Stash::hold(Place place, Departure departure, std::uint64_t limit_bytes) noexcept {
   const std::uint64_t bytes = departure.memory.nbytes();
   if (limit_bytes != kNoLimit) {

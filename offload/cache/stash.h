@@ -55,7 +55,10 @@ class Stash {
   Stash& operator=(const Stash&) = delete;
 
   // Called before the copy out is started. Throws std::bad_alloc.
-  [[nodiscard]] static Place prepare(c10::Stream stream);
+  [[nodiscard]] static Place prepare(c10::Stream stream) {
+    Entries one;
+    return one.extract(one.try_emplace(0, Entry{{nullptr, {}, nullptr, stream}, {}}).first);
+  }
 
   // Lets go of the oldest memory until so many bytes fit within the limit.
   void make_room(std::uint64_t bytes, std::uint64_t limit_bytes) noexcept;

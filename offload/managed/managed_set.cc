@@ -79,9 +79,7 @@ ManagedSet::Stored ManagedSet::exchange_stored(std::uint32_t item, Stored storag
 }
 
 // Called after each change of where the storage is, so that order_ is right at last, whatever other threads do.
-void ManagedSet::sort_in(std::uint32_t item) noexcept {
-  order_.put(item, where_of(storages_[item].get()), history_.next_place(item));
-}
+void ManagedSet::sort_in(std::uint32_t item) noexcept { order_.put(item, where_of(storages_[item].get())); }
 
 void ManagedSet::sort_in(const ManagedStorage& storage) noexcept {
   const MutexLock lock(mutex_);
@@ -90,13 +88,13 @@ void ManagedSet::sort_in(const ManagedStorage& storage) noexcept {
   }
 }
 
-// Otherwise sorts the item in: where the history goes on from another place, the next use of everything is another.
-bool ManagedSet::is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) {
-  const bool is_sorted = history_.next_place(key.item) == key.next && where_of(storages_[key.item].get()) == where;
-  if (!is_sorted) {
+// Otherwise sorts the item in.
+bool ManagedSet::is_there(const UseOrder::Key& key, UseOrder::Where where) {
+  const bool is_there = where_of(storages_[key.item].get()) == where;
+  if (!is_there) {
     sort_in(key.item);
   }
-  return is_sorted;
+  return is_there;
 }
 
 std::uint64_t ManagedSet::fetched_ahead_bytes() const {
@@ -255,19 +253,12 @@ bool ManagedSet::note_use(const Use& use) {
     log_->use(use.storage->item(), use.storage->bytes(), use.written);
   }
   const std::uint32_t item = use.storage->item();
-  const bool is_news = history_.use(item, use.storage->bytes(), fetched_ahead_bytes());
-  order_.put(item, UseOrder::Where::kNowhere, history_.next_place(item));
-  // After a jump back in the history, what is used soon may be sorted as if used late, where nobody looks. And what has
-  // ended keeps its home until somebody looks.
-  constexpr int kLookedAtAUse = 4;
+  constexpr int kLookedAtAUse = 4;  // what has ended keeps its home until somebody looks
   for (int i = 0; i < kLookedAtAUse; ++i) {
     next_looked_at_ = (next_looked_at_ + 1) % static_cast<std::uint32_t>(storages_.size());
-    if (next_looked_at_ != item) {
-      sort_in(next_looked_at_);
-      take_if_dead(next_looked_at_, dead);
-    }
+    take_if_dead(next_looked_at_, dead);
   }
-  return is_news;
+  return order_.use(item, use.storage->bytes(), fetched_ahead_bytes());
 }
 
 void ManagedSet::begin_operation() {
@@ -372,15 +363,10 @@ std::optional<ManagedSet::Expected> ManagedSet::last_expected(std::uint64_t need
                                                               const std::optional<UseOrder::Key>& before) {
   constexpr auto kHere = UseOrder::Where::kHere;
   const MutexLock lock(mutex_);
-  for (auto key = order_.last(kHere, before); key;) {
-    if (!is_sorted_in(*key, kHere)) {  // the item may be used last of all now
-      key = order_.last(kHere, before);
-      continue;
-    }
-    if (history_.uses_until(key->next) <= needed_in) {
-      return std::nullopt;
-    }
-    if (const Stored& storage = storages_[key->item]; storage->can_leave()) {
+  auto key = order_.last(kHere, before);
+  while (key && order_.uses_until(*key) > needed_in) {
+    const Stored& storage = storages_[key->item];
+    if (is_there(*key, kHere) && storage->can_leave()) {
       return Expected{*key, storage};
     }
     key = order_.last(kHere, key);
@@ -425,19 +411,17 @@ std::vector<ManagedSet::Wanted> ManagedSet::expected_from_home(std::size_t most)
   const std::uint64_t fetched = fetched_ahead_bytes();
   std::vector<Wanted> wanted;
   const MutexLock lock(mutex_);
-  std::size_t looked_at = 0;
-  for (auto key = order_.first(kAway, std::nullopt); key && looked_at < kMostLookedAt + most && wanted.size() < most;
-       key = order_.first(kAway, key), ++looked_at) {
-    if (!is_sorted_in(*key, kAway)) {
-      continue;
-    }
-    const std::uint64_t ahead = history_.bytes_until(key->next);
+  std::size_t looks = kMostLookedAt + most;
+  for (auto key = order_.first(kAway, std::nullopt, looks); key && wanted.size() < most;
+       key = order_.first(kAway, key, looks)) {
+    --looks;
+    const std::uint64_t ahead = order_.bytes_until(*key);
     if (key->next == UseHistory::kNever || ahead > fetched + largest_) {
       break;
     }
     const Stored& storage = storages_[key->item];
-    if (storage->is_alive() && !storage->is_about_to_change()) {
-      wanted.push_back({storage, history_.uses_until(key->next), ahead <= fetched});
+    if (is_there(*key, kAway) && storage->is_alive() && !storage->is_about_to_change()) {
+      wanted.push_back({storage, order_.uses_until(*key), ahead <= fetched});
     }
   }
   return wanted;

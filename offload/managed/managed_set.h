@@ -14,7 +14,6 @@
 
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_storage.h"
-#include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
 #include "offload/report/counters.h"
@@ -200,7 +199,7 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   // Forgets what is there if the program has let go of it; `dead` gets it, to be destroyed after the lock is released.
   void take_if_dead(std::uint32_t item, std::vector<Stored>& dead) EBB_REQUIRES(mutex_);
   void sort_in(const ManagedStorage& storage) noexcept;
-  [[nodiscard]] bool is_sorted_in(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool is_there(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
   void give_back(std::uint32_t item);
   bool note_use(const Use& use);
@@ -229,7 +228,6 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   std::atomic<bool> refused_{false};
 
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
-  UseHistory history_ EBB_GUARDED_BY(mutex_);
   UseOrder order_ EBB_GUARDED_BY(mutex_);  // of what is not in use
   std::uint32_t next_looked_at_ EBB_GUARDED_BY(mutex_) = 0;
   std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);

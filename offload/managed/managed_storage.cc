@@ -101,10 +101,10 @@ bool ManagedStorage::home_has_bytes() {
   return homes_ != HomesBytes::kOld;
 }
 
-bool ManagedStorage::needs_memory() {
+bool ManagedStorage::comes_back() {
   const MutexLock lock(mutex_);
   come_back_locked();
-  return state_ == State::kHome;
+  return state_ != State::kHome;
 }
 
 bool ManagedStorage::comes_and_goes() {

@@ -75,7 +75,7 @@ class ManagedStorage {
   [[nodiscard]] bool is_away() const { return state_ == State::kHome || state_ == State::kLeaving; }
 
   // Whether a use needs device memory to be asked for. Has the memory of a departure that is not over come back.
-  [[nodiscard]] bool needs_memory();
+  [[nodiscard]] bool needs_memory() { return state_ == State::kHome || (state_ == State::kLeaving && !comes_back()); }
 
   // Whether leave() could have the bytes leave, or the storage has ended. Only a hint, too.
   [[nodiscard]] bool can_leave() const { return is_here() && uses_ == 0 && (!stays_now_ || !is_alive()); }
@@ -138,6 +138,8 @@ class ManagedStorage {
   bool evict(c10::intrusive_ptr<c10::StorageImpl>& reference) noexcept;
 
  private:
+  [[nodiscard]] bool comes_back();
+
   enum class State : std::uint8_t { kHome, kArriving, kInstalled, kLeaving, kReleased };
   enum class HomesBytes : std::uint8_t { kOld, kUnderWay, kSame };
 

@@ -350,17 +350,4 @@ StepRecord StepRecorder::record() const {
   return result;
 }
 
-StepRecorder::ClockPause::ClockPause(StepRecorder* recorder, std::uint32_t index) noexcept
-    : recorder_(recorder), index_(index) {
-  if (recorder_ != nullptr) {
-    recorder_->mark(What::kPause, index_);
-  }
-}
-
-StepRecorder::ClockPause::~ClockPause() {
-  if (recorder_ != nullptr) {
-    recorder_->mark(What::kPauseEnd, index_);
-  }
-}
-
 }  // namespace ebb

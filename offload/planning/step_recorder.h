@@ -107,8 +107,17 @@ class StepRecorder {
     static constexpr std::uint32_t kManaged = 0xFFFFFFFE;
 
     // `recorder`: null for no effect.
-    explicit ClockPause(StepRecorder* recorder, std::uint32_t index = kNoRecipe) noexcept;
-    ~ClockPause();
+    explicit ClockPause(StepRecorder* recorder, std::uint32_t index = kNoRecipe) noexcept
+        : recorder_(recorder), index_(index) {
+      if (recorder_ != nullptr) {
+        recorder_->mark(What::kPause, index_);
+      }
+    }
+    ~ClockPause() {
+      if (recorder_ != nullptr) {
+        recorder_->mark(What::kPauseEnd, index_);
+      }
+    }
     ClockPause(const ClockPause&) = delete;
     ClockPause& operator=(const ClockPause&) = delete;
 

@@ -33,7 +33,11 @@ class Gauge {
     }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
-    ~Lease();
+    ~Lease() {
+      if (gauge_ != nullptr) {
+        gauge_->lower(bytes_);
+      }
+    }
 
     [[nodiscard]] explicit operator bool() const { return gauge_ != nullptr; }
 
@@ -50,7 +54,10 @@ class Gauge {
   Gauge& operator=(const Gauge&) = delete;
 
   // Raises the gauge until the lease ends. The gauge must outlive the lease.
-  [[nodiscard]] Lease hold(std::uint64_t bytes);
+  [[nodiscard]] Lease hold(std::uint64_t bytes) {
+    raised_to(now_.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+    return {this, bytes};
+  }
 
   // Raises the gauge and sets `lease`. Returns false, and changes nothing, if the sum would pass `limit`; but a gauge
   // at 0 takes any number of bytes.
@@ -61,8 +68,17 @@ class Gauge {
   void reset_peak() { peak_.store(now_bytes(), std::memory_order_relaxed); }
 
  private:
-  void raised_to(std::uint64_t now);
-  void lower(std::uint64_t bytes) noexcept;
+  void raised_to(std::uint64_t now) {
+    raise_to(peak_, now);
+    sample(now);
+  }
+  void lower(std::uint64_t bytes) noexcept { sample(now_.fetch_sub(bytes, std::memory_order_relaxed) - bytes); }
+  void sample(std::uint64_t now) noexcept {
+    if (timeline_ != nullptr) {
+      add_to_timeline(now);
+    }
+  }
+  void add_to_timeline(std::uint64_t now) noexcept;
 
   Timeline* const timeline_;
   std::atomic<std::uint64_t> now_{0};

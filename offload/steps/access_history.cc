@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "offload/report/gauge.h"
-
 namespace ebb {
 
 void AccessHistory::remember(std::uint64_t signature, std::vector<std::uint32_t> observed) {
@@ -21,11 +19,6 @@ void AccessHistory::remember_sizes(std::uint64_t saved_bytes, std::uint64_t larg
     ended_.largest_bytes = largest_bytes;
   }
   lower_sizes();
-}
-
-void AccessHistory::raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
-  raise_to(under_way_.saved_bytes, saved_bytes);
-  raise_to(under_way_.largest_bytes, largest_bytes);
 }
 
 void AccessHistory::lower_sizes() {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <vector>
 
+#include "offload/report/gauge.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
@@ -29,7 +30,10 @@ class AccessHistory {
 
   // Notes that a step under way has saved so many bytes so far, the largest storage among them of `largest_bytes`.
   // Until a first step has ended, these sizes are all that the limits can go by.
-  void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes);
+  void raise_sizes(std::uint64_t saved_bytes, std::uint64_t largest_bytes) {
+    raise_to(under_way_.saved_bytes, saved_bytes);
+    raise_to(under_way_.largest_bytes, largest_bytes);
+  }
 
   // Resets the sizes of steps under way, because one of these steps is over. Every other step under way raises the
   // sizes again at its next save.

@@ -8,18 +8,15 @@
 
 namespace ebb {
 
-DeferredCopies& DeferredCopies::of_this_thread() {
-  thread_local DeferredCopies deferred;
-  return deferred;
-}
+thread_local DeferredCopies DeferredCopies::here_;
 
 void DeferredCopies::add(const std::shared_ptr<SavedStorage>& saved) {
   entries_.push_back(saved);
   next_node_ = at::sequence_number::peek();
 }
 
-void DeferredCopies::start_finished() noexcept {
-  if (!entries_.empty() && next_node_ != at::sequence_number::peek()) {
+void DeferredCopies::start_if_finished() noexcept {
+  if (next_node_ != at::sequence_number::peek()) {
     start_all();
   }
 }

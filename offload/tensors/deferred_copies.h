@@ -21,18 +21,25 @@ class SavedStorage;
 // Ownership: entries do not keep their storages alive. A storage whose saves have ended is never copied.
 class DeferredCopies {
  public:
-  static DeferredCopies& of_this_thread();
+  static DeferredCopies& of_this_thread() { return here_; }
 
   // Requires that defer_offload has been called on `saved`.
   void add(const std::shared_ptr<SavedStorage>& saved);
 
   // Starts the copies of operations that are over. A storage whose copy cannot start stays resident.
-  void start_finished() noexcept;
+  void start_finished() noexcept {
+    if (!entries_.empty()) {
+      start_if_finished();
+    }
+  }
 
   // Starts all of the thread's deferred copies. A storage whose copy cannot start stays resident.
   void start_all() noexcept;
 
  private:
+  void start_if_finished() noexcept;
+
+  static thread_local DeferredCopies here_;
   std::vector<std::weak_ptr<SavedStorage>> entries_;
   std::uint64_t next_node_ = 0;  // the number of the node after the one that saved the entries
 };

@@ -12,23 +12,6 @@ namespace ebb {
 Block::Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates)
     : pool_(std::move(pool)), address_(address), size_(size), gates_(std::move(gates)) {}
 
-Block::Block(Block&& other) noexcept
-    : pool_(std::move(other.pool_)),
-      address_(std::exchange(other.address_, 0)),
-      size_(std::exchange(other.size_, 0)),
-      gates_(std::exchange(other.gates_, {})) {}
-
-Block& Block::operator=(Block&& other) noexcept {
-  if (this != &other) {
-    give_back();
-    pool_ = std::move(other.pool_);
-    address_ = std::exchange(other.address_, 0);
-    size_ = std::exchange(other.size_, 0);
-    gates_ = std::exchange(other.gates_, {});
-  }
-  return *this;
-}
-
 void* Block::data() const {
   TORCH_INTERNAL_ASSERT(pool_->is_memory());
   return reinterpret_cast<void*>(address_);
@@ -46,10 +29,6 @@ void Block::gate(WaitPoint why, Ticket ticket) {
   }
 }
 
-void Block::give_back() noexcept {
-  if (const std::shared_ptr<BlockPool> pool = std::exchange(pool_, nullptr)) {
-    pool->release(address_, size_, std::move(gates_));
-  }
-}
+void Block::give_back() noexcept { pool_->release(address_, size_, std::move(gates_)); }
 
 }  // namespace ebb

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "streams/base/ticket.h"
@@ -20,11 +21,22 @@ class BlockPool;
 class Block {
  public:
   Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates);
-  Block(Block&& other) noexcept;
-  Block& operator=(Block&& other) noexcept;
+  Block(Block&& other) noexcept = default;
+  Block& operator=(Block&& other) noexcept {
+    Block taken(std::move(other));  // gives back what this has had
+    std::swap(pool_, taken.pool_);
+    std::swap(address_, taken.address_);
+    std::swap(size_, taken.size_);
+    std::swap(gates_, taken.gates_);
+    return *this;
+  }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  ~Block() { give_back(); }
+  ~Block() {
+    if (pool_ != nullptr) {
+      give_back();
+    }
+  }
 
   // A pointer's value for host memory, an offset in bytes for a file; and the pointer, which a file's block has not.
   [[nodiscard]] std::uint64_t address() const { return address_; }

@@ -12,11 +12,6 @@ void HostCompletion::finish(std::exception_ptr error) noexcept {
   finished_.notify_all();
 }
 
-bool HostCompletion::done() const noexcept {
-  const MutexLock lock(mutex_);
-  return done_;
-}
-
 void HostCompletion::synchronize() const {
   const MutexLock lock(mutex_);
   while (!done_) {

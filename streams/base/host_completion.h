@@ -18,7 +18,10 @@ class HostCompletion final : public Completion {
   // `error`: what synchronize throws from now on; null for success. Requires that finish was not called before.
   void finish(std::exception_ptr error) noexcept;
 
-  [[nodiscard]] bool done() const noexcept override;
+  [[nodiscard]] bool done() const noexcept override {
+    const MutexLock lock(mutex_);
+    return done_;
+  }
   void synchronize() const override;
 
  private:

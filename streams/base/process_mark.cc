@@ -6,12 +6,6 @@ namespace ebb {
 
 constinit std::atomic<std::uint64_t> ProcessMark::forks_{0};
 
-ProcessMark::ProcessMark() noexcept : made_after_(forks_.load(std::memory_order_relaxed)) {
-  // Registered once a process; a child inherits the handler. Registration fails only where there is no memory for the
-  // entry: forks then go unnoticed.
-  [[maybe_unused]] static const int installed = ::pthread_atfork(nullptr, nullptr, &ProcessMark::count_fork);
-}
-
 // Runs in the child, before anything else does: only an atomic increment is async-signal-safe enough.
 void ProcessMark::count_fork() noexcept { forks_.fetch_add(1, std::memory_order_relaxed); }
 

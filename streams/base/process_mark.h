@@ -22,7 +22,11 @@ namespace ebb {
 // Threads: every member may be called from any thread. Costs a relaxed load.
 class ProcessMark {
  public:
-  ProcessMark() noexcept;
+  ProcessMark() noexcept : made_after_(forks_.load(std::memory_order_relaxed)) {
+    // Registered once a process; a child inherits the handler. Registration fails only where there is no memory for the
+    // entry: forks then go unnoticed.
+    [[maybe_unused]] static const int installed = ::pthread_atfork(nullptr, nullptr, &ProcessMark::count_fork);
+  }
 
   // Whether this process was forked since the mark was made.
   [[nodiscard]] bool forked() const noexcept { return forks_.load(std::memory_order_relaxed) != made_after_; }

@@ -1,4 +1,4 @@
-#include "offload/managed/use_history.h"
+#include "offload/managed/use_order.h"
 
 #include <algorithm>
 #include <cstdint>
