@@ -1,5 +1,6 @@
 // Question: what does one save cost the host on top of LibTorch's own work, passed through, moved and restored? Does
-// that grow with what is alive? And what does a save cost that was to move and finds no room?
+// that grow with what is alive? What does a save cost that was to move and finds no room? And what does a use of a
+// managed storage cost, where a quarter of them fits on the device?
 //
 // A save is a torch::autograd::SavedVariable, made and unpacked as a node makes and unpacks it. Each row reports
 // nanoseconds: a save's, a copy's, or, where it says so, a step's. Beside ebb's rows stand those of plain autograd and
@@ -37,6 +38,7 @@ int main(int argc, char** argv) {
   ebb::register_copies();
   ebb::register_live_graphs();
   ebb::register_no_room();
+  ebb::register_managed();
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

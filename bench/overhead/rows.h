@@ -14,6 +14,7 @@ void register_chain();        // a chain of small operations, as saves.py times 
 void register_copies();       // what moving takes without ebb, and with ebb's tier alone
 void register_live_graphs();  // whether the cost of a save grows with what is alive
 void register_no_room();      // saves that were to move and find no room
+void register_managed();      // whether the cost of a use grows with what is managed
 
 // The GPU, if there is one.
 [[nodiscard]] bool has_gpu();
