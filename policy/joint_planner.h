@@ -27,7 +27,6 @@ namespace ebb {
                                    const LinkRates& rates);
 
 // Predicts the step of a plan that was made from this record, with or without managed storages, at these rates.
-[[nodiscard]] Prediction predict(const Plan& plan, const StepRecord& record, const Limits& limits,
-                                 const LinkRates& rates);
+[[nodiscard]] Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& rates);
 
 }  // namespace ebb

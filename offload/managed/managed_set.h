@@ -13,12 +13,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/accounts/counters.h"
+#include "offload/accounts/gauge.h"
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/use_history.h"
 #include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
-#include "offload/report/counters.h"
-#include "offload/report/gauge.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/residency.h"
 #include "offload/stats.h"

@@ -14,9 +14,9 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAMacros.h>
 
+#include "offload/accounts/gauge.h"
 #include "offload/base/references.h"
 #include "offload/device_meter.h"
-#include "offload/report/gauge.h"
 #include "offload/residency/residency.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"

@@ -5,8 +5,8 @@
 
 #include <c10/core/Storage.h>
 
-#include "offload/report/gauge.h"
-#include "offload/report/ledger.h"
+#include "offload/accounts/gauge.h"
+#include "offload/accounts/ledger.h"
 #include "offload/residency/device_holder.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/prefetcher.h"

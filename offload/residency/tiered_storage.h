@@ -9,8 +9,8 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/accounts/gauge.h"
 #include "offload/cache/home_block.h"
-#include "offload/report/gauge.h"
 #include "offload/residency/eviction_queue.h"
 #include "offload/residency/fetched.h"
 #include "streams/base/block.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "offload/report/gauge.h"
+#include "offload/accounts/gauge.h"
 
 namespace ebb {
 

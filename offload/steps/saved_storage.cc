@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "offload/base/backward_pass.h"
-#include "offload/planning/step_recorder.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/residency/recipe.h"
 #include "offload/residency/residency.h"
 #include "offload/steps/steps.h"

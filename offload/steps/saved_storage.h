@@ -8,7 +8,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 
-#include "offload/report/gauge.h"
+#include "offload/accounts/gauge.h"
 #include "offload/residency/tiered_storage.h"
 #include "offload/steps/saved_step.h"
 

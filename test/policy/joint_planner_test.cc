@@ -9,9 +9,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/planned_policy.h"
-#include "policy/planner.h"
+#include "policy/goal_planner.h"
 #include "policy/policies.h"
+#include "policy/step_planner.h"
 
 namespace ebb {
 namespace {
@@ -91,8 +91,7 @@ TEST_CASE("A plan that fits is within its budget with what it leaves to managed 
       INFO("budget " << budget << ", rate " << rate);
       REQUIRE(plan.managed);
       CHECK(plan.fits == (plan.predicted.peak_bytes <= budget));
-      CHECK(predict(plan, record, {.device_bytes = plan.device_bytes}, link(rate)).peak_bytes ==
-            plan.predicted.peak_bytes);
+      CHECK(predict(plan, record, link(rate)).peak_bytes == plan.predicted.peak_bytes);
       if (plan.fits) {
         CHECK(std::min(plan.managed->device_bytes, 16 * kWeight) + kOther <= budget);
       }
@@ -233,9 +232,8 @@ TEST_CASE("A slower link makes the step of a plan longer, through what is manage
   const StepRecord record = step_of({.recompute_ms = 100});
   const Plan plan = make_joint_plan(record, {700}, kUnlimited, link(10));
   REQUIRE(plan.fits);
-  const Limits limits{.device_bytes = 700};
-  CHECK(predict(plan, record, limits, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
-  CHECK(predict(plan, record, limits, link(2)).step_ms > 1.5 * plan.predicted.step_ms);
+  CHECK(predict(plan, record, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
+  CHECK(predict(plan, record, link(2)).step_ms > 1.5 * plan.predicted.step_ms);
 }
 
 TEST_CASE("The plan for bytes decides about managed storages, and other goals leave them") {
@@ -250,30 +248,30 @@ TEST_CASE("A step whose compute was faster has its plan made again with the same
   const Kind slow{.recompute_ms = 8};
   const Kind fast{.layer_ms = 5, .recompute_ms = 4};
   const StepRecord record = step_of(slow);
-  PlannedPolicy policy(DeviceBytes{500}, /*host_bytes=*/0, link(8), /*least_bytes=*/0);
+  StepPlanner planner(DeviceBytes{500}, /*host_bytes=*/0, link(8), /*least_bytes=*/0);
+  std::shared_ptr<const Plan> plan;
   const auto decide_all = [&] {
-    policy.begin_step();
+    planner.begin_step();
     for (const StorageRecord& storage : record.storages) {
       Candidate candidate;
       candidate.bytes = storage.bytes;
       candidate.recompute = storage.recompute;
-      static_cast<void>(policy.decide(candidate));
+      plan = planner.decide(candidate).plan;
     }
   };
-  for (int i = 0; i < PlannedPolicy::kRecordedSteps; ++i) {
+  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
     decide_all();
-    policy.learn(policy.recorded_step().value(), record);
+    planner.learn(planner.recorded_step().value(), record);
   }
   decide_all();
-  const std::shared_ptr<const Plan> plan = policy.plan();
   REQUIRE(plan != nullptr);
   REQUIRE(plan->managed);
   REQUIRE(plan->managed->recompute_ms > 0);
   Plan sooner = *plan;
   sooner.managed->recompute_ms /= 2;
-  const double step_ms = predict(sooner, step_of(fast), {.device_bytes = 500, .host_bytes = 0}, link(8)).step_ms;
-  policy.correct(plan, {step_of(fast).end_ms, step_ms, 0});
-  const PlannedPolicy::Known known = policy.last_plan().value();
+  const double step_ms = predict(sooner, step_of(fast), link(8)).step_ms;
+  planner.correct(plan, step_of(fast).end_ms, {step_ms, 0});
+  const StepPlanner::Known known = *planner.last_plan();
   CHECK(known.record.end_ms == step_of(fast).end_ms);
   CHECK(known.copy_slowdown == 1);
 }

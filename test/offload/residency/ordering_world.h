@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "streams/simulated/simulated_stream_guard.h"
 #include "streams/simulated/simulated_tier.h"
 

@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "policy/policies.h"
 #include "test/offload/parity.h"
 #include "test/offload/residency/ordering_world.h"
