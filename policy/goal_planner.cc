@@ -11,10 +11,11 @@ namespace ebb {
 namespace {
 
 Plan plan_within(const DeviceBytes& goal, const StepRecord& record, std::uint64_t host_bytes, const LinkRates& rates) {
+  const Limits limits{.device_bytes = goal.bytes, .host_bytes = host_bytes};
   if (!record.managed.empty()) {
-    return make_joint_plan(record, goal, host_bytes, rates);
+    return make_joint_plan(record, limits, rates);
   }
-  Plan plan = make_plan(record, Limits{.device_bytes = goal.bytes, .host_bytes = host_bytes}, rates);
+  Plan plan = make_plan(record, limits, rates);
   if (!plan.fits) {
     plan = make_least_plan(record, host_bytes, rates);
     plan.fits = plan.predicted.peak_bytes <= goal.bytes;

@@ -333,9 +333,8 @@ Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& 
   return Predictor(step, plan.device_bytes, beside(share, rates)).predict(plan.decisions);
 }
 
-Plan make_joint_plan(const StepRecord& record, const DeviceBytes& budget, std::uint64_t host_bytes,
-                     const LinkRates& rates) {
-  return Search(record, {.device_bytes = budget.bytes, .host_bytes = host_bytes}, rates).run();
+Plan make_joint_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
+  return Search(record, limits, rates).run();
 }
 
 }  // namespace ebb

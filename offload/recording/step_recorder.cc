@@ -234,6 +234,14 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
 // Turns points in time into a clock that stands still in clock pauses.
 class StepRecorder::Clock {
  public:
+  struct Pause {
+    double begin_ms = 0;
+    double inside_ms = 0;            // of the pauses inside of it
+    std::uint64_t bytes_before = 0;  // other memory
+    std::uint64_t peak_bytes = 0;    // the most other memory, without recipes inside of it
+    double own_ms = 0;               // its length, less the pauses inside of it; once it has ended
+  };
+
   explicit Clock(const StepRecorder& recorder) : tier_(*recorder.tier_), start_(recorder.marks_.front().time) {}
 
   double at(const Mark& mark) {
@@ -242,15 +250,15 @@ class StepRecorder::Clock {
       open_.back().peak_bytes = std::max(open_.back().peak_bytes, mark.peak_bytes);
     }
     if (mark.what == What::kPause) {
-      open_.push_back({now, 0, mark.other_bytes, 0});
+      open_.push_back({.begin_ms = now, .bytes_before = mark.other_bytes});
     } else if (mark.what == What::kPauseEnd && !open_.empty()) {
-      closed_ = open_.back();
+      ended_ = open_.back();
       open_.pop_back();
-      const double span = now - closed_.begin_ms;
-      own_ms_ = span - closed_.inside_ms;
+      const double span = now - ended_.begin_ms;
+      ended_.own_ms = span - ended_.inside_ms;
       (open_.empty() ? pauses_ms_ : open_.back().inside_ms) += span;
       if (!open_.empty() && mark.index == ClockPause::kManaged) {  // amid the operations that the outer pause runs
-        open_.back().peak_bytes = std::max(open_.back().peak_bytes, closed_.peak_bytes);
+        open_.back().peak_bytes = std::max(open_.back().peak_bytes, ended_.peak_bytes);
       }
     }
     last_ = std::max(last_, open_.empty() ? now - pauses_ms_ : last_);
@@ -259,26 +267,15 @@ class StepRecorder::Clock {
 
   [[nodiscard]] bool in_pause() const { return !open_.empty(); }
 
-  // The length of the pause that has just ended, less the pauses inside of it.
-  [[nodiscard]] double own_ms() const { return own_ms_; }
-
-  // The most other memory in that pause, without recipes inside of it; and the other memory before the pause.
-  [[nodiscard]] std::uint64_t peak_bytes() const { return closed_.peak_bytes; }
-  [[nodiscard]] std::uint64_t bytes_before() const { return closed_.before_bytes; }
+  // The last pause that has ended.
+  [[nodiscard]] const Pause& ended() const { return ended_; }
 
  private:
-  struct Open {
-    double begin_ms = 0;
-    double inside_ms = 0;
-    std::uint64_t before_bytes = 0;
-    std::uint64_t peak_bytes = 0;
-  };
   const Tier& tier_;
   const Ticket start_;
-  std::vector<Open> open_;
-  Open closed_;  // the last pause that has ended
+  std::vector<Pause> open_;
+  Pause ended_;
   double pauses_ms_ = 0;
-  double own_ms_ = 0;
   double last_ = 0;
 };
 
@@ -307,7 +304,7 @@ StepRecord StepRecorder::record() const {
       result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
     }
     if (!clock.in_pause()) {
-      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark, clock.peak_bytes()))});
+      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark, clock.ended().peak_bytes))});
     }
     switch (mark.what) {
       case What::kSaved:
@@ -334,9 +331,9 @@ StepRecord StepRecorder::record() const {
       case What::kPauseEnd:
         if (is_recipe(mark.index)) {
           StorageRecord& storage = result.storages[mark.index];
-          storage.recompute_ms = clock.own_ms();
-          storage.recompute_bytes =
-              storage.movable ? less(clock.peak_bytes(), clock.bytes_before() + storage.bytes) : 0;
+          const Clock::Pause& recipe = clock.ended();
+          storage.recompute_ms = recipe.own_ms;
+          storage.recompute_bytes = storage.movable ? less(recipe.peak_bytes, recipe.bytes_before + storage.bytes) : 0;
         }
         break;
     }
