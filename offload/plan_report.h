@@ -8,12 +8,6 @@
 
 namespace ebb {
 
-// The cost of a step that followed a plan.
-struct StepCost {
-  double ms = 0;                 // from the first save to the end of backward
-  std::uint64_t peak_bytes = 0;  // of device memory, as in PlanReport::predicted
-};
-
 // A plan in figures.
 struct PlanReport {
   std::uint64_t budget_bytes = 0;  // for which the plan was made; for a goal without bytes, what the plan needs

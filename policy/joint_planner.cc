@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "policy/managed_pace.h"
-#include "policy/managed_traffic.h"
+#include "policy/managed_replay.h"
+#include "policy/managed_room.h"
 #include "policy/planner.h"
 #include "policy/predict.h"
 
@@ -36,12 +37,6 @@ constexpr double kLeastPart = 0.5;
 
 // Periods that differ by less than this part of the shorter one are equally good.
 constexpr double kAlike = 0.005;
-
-// What stays of a bound when a 16th has gone home before room is needed (ManagedSet::make_room).
-std::uint64_t stays_of(std::uint64_t bound) { return bound - bound / 16; }
-
-// The least bound within which so many bytes stay.
-std::uint64_t bound_for(std::uint64_t bytes) { return bytes + bytes / 15 + 1; }
 
 // What Belady's rule has of a bound: all that stays if that is enough for all storages. Otherwise what is fetched ahead
 // takes its room half of the time.
@@ -99,7 +94,7 @@ class Bound {
   Bound(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
       : record_(&record), rates_(rates), room_(room_within(record, device_bytes)), pace_(record.managed, room_) {
     share_.device_bytes = device_bytes;
-    share_.traffic = managed_traffic(record.managed, room_.stay_bytes);
+    share_.traffic = pace_.traffic();
     for (std::size_t phase = 0; phase < kPhases; ++phase) {
       in_ms_[phase] = lane_ms(share_.traffic.in[phase], rates.in_bytes_per_ms, rates.ms_per_copy);
       out_ms_[phase] = lane_ms(share_.traffic.out[phase], rates.out_bytes_per_ms, rates.ms_per_copy);
@@ -307,7 +302,7 @@ class Search {
     const Limits none{.device_bytes = 0, .host_bytes = limits_.host_bytes};
     const Plan tried = bound.plan(none, more_bytes(least_), kEffort);
     const ManagedShare share = *tried.managed;
-    Plan plan = make_plan(beside(share, record_), LeastMemory{}, limits_.host_bytes, beside(share, rates_));
+    Plan plan = make_least_plan(beside(share, record_), limits_.host_bytes, beside(share, rates_));
     plan.managed = share;
     plan.fits = plan.predicted.peak_bytes <= limits_.device_bytes;
     return plan;
@@ -327,20 +322,19 @@ class Search {
 
 }  // namespace
 
-Prediction predict(const Plan& plan, const StepRecord& record, const Limits& limits, const LinkRates& rates) {
+Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& rates) {
   if (!plan.managed) {
-    return Predictor(record, limits, rates).predict(plan.decisions);
+    return Predictor(record, plan.device_bytes, rates).predict(plan.decisions);
   }
-  const Bound bound(record, plan.managed->device_bytes, rates);
-  const ManagedShare share =
-      bound.share(plan.managed->offloaded_bytes, plan.managed->recompute_ms, plan.managed->more_bytes);
+  const ManagedShare& managed = *plan.managed;
+  const ManagedShare share = Bound(record, managed.device_bytes, rates)
+                                 .share(managed.offloaded_bytes, managed.recompute_ms, managed.more_bytes);
   const StepRecord step = beside(share, record);
-  return Predictor(step, limits, beside(share, rates)).predict(plan.decisions);
+  return Predictor(step, plan.device_bytes, beside(share, rates)).predict(plan.decisions);
 }
 
-Plan make_joint_plan(const StepRecord& record, const DeviceBytes& budget, std::uint64_t host_bytes,
-                     const LinkRates& rates) {
-  return Search(record, {.device_bytes = budget.bytes, .host_bytes = host_bytes}, rates).run();
+Plan make_joint_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates) {
+  return Search(record, limits, rates).run();
 }
 
 }  // namespace ebb

@@ -1,15 +1,12 @@
 #pragma once
 
-#include <cstdint>
-
-#include "policy/budget.h"
 #include "policy/plan.h"
 #include "policy/step_record.h"
 
 namespace ebb {
 
 // Makes the plan for a step whose record has managed storages: decides together how many bytes these may have on the
-// device, and what becomes of each saved storage, so that step and link are done soonest within `budget`.
+// device, and what becomes of each saved storage, so that step and link are done soonest within `limits`.
 //
 // Note [How managed and saved storages share a device]
 // For each of some bounds for the managed storages, from twice the largest one's bytes to all, managed_traffic() tells
@@ -23,11 +20,9 @@ namespace ebb {
 //
 // If no bound fits, the result is the plan of least memory beside the least bound, so its predicted peak is a limit
 // that can be met; `fits` is false. Threads: any, as with predict().
-[[nodiscard]] Plan make_joint_plan(const StepRecord& record, const DeviceBytes& budget, std::uint64_t host_bytes,
-                                   const LinkRates& rates);
+[[nodiscard]] Plan make_joint_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates);
 
 // Predicts the step of a plan that was made from this record, with or without managed storages, at these rates.
-[[nodiscard]] Prediction predict(const Plan& plan, const StepRecord& record, const Limits& limits,
-                                 const LinkRates& rates);
+[[nodiscard]] Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& rates);
 
 }  // namespace ebb

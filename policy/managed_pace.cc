@@ -51,7 +51,10 @@ class Clocks {
   // `compute_ms`: of one operation.
   Clocks(std::uint64_t device_bytes, std::span<const std::size_t> asked_earlier, const EachPhase<double>& compute_ms,
          const LinkRates& rates)
-      : asked_earlier_(asked_earlier), compute_ms_(compute_ms), rates_(rates) {
+      : asked_earlier_(asked_earlier),
+        compute_ms_(compute_ms),
+        in_(rates.in_bytes_per_ms, rates.ms_per_copy),
+        out_(rates.out_bytes_per_ms, rates.ms_per_copy) {
     free_.push({0, device_bytes});
   }
 
@@ -94,15 +97,9 @@ class Clocks {
   // When the last operation that is over has ended.
   [[nodiscard]] double end_ms() const { return end_ms_.empty() ? 0 : end_ms_.back(); }
 
-  [[nodiscard]] double copy_ms(std::uint64_t bytes, double bytes_per_ms) const {
-    return static_cast<double>(bytes) / bytes_per_ms + rates_.ms_per_copy;
-  }
-
   // Returns when the storage has arrived.
   double fetch(const Event& event) {
-    in_ms_ = std::max({in_ms_, take(event.bytes), asked_ms(asked_earlier_[event.use])}) +
-             copy_ms(event.bytes, rates_.in_bytes_per_ms);
-    return in_ms_;
+    return in_.copy(std::max(take(event.bytes), asked_ms(asked_earlier_[event.use])), event.bytes);
   }
 
   // When the present operation's storage was asked for, so many operations earlier.
@@ -117,11 +114,7 @@ class Clocks {
   // Returns when the storage's bytes are free.
   double left_ms(const Event& event) {
     const double idle_ms = end_ms_[event.last_operation];
-    if (!event.written) {
-      return idle_ms;
-    }
-    out_ms_ = std::max(out_ms_, idle_ms) + copy_ms(event.bytes, rates_.out_bytes_per_ms);
-    return out_ms_;
+    return event.written ? out_.copy(idle_ms, event.bytes) : idle_ms;
   }
 
   // Takes the bytes that have been free the longest, and returns when the last one of them was free. What is over the
@@ -153,12 +146,11 @@ class Clocks {
 
   const std::span<const std::size_t> asked_earlier_;
   const EachPhase<double> compute_ms_;
-  const LinkRates rates_;
+  Lane in_;
+  Lane out_;
   std::priority_queue<Freed, std::vector<Freed>, std::greater<>> free_;
   std::vector<double> begin_ms_;  // of each operation
   std::vector<double> end_ms_;
-  double in_ms_ = 0;  // until when a lane is busy
-  double out_ms_ = 0;
   std::uint64_t over_bytes_ = 0;  // that operations have, and the bound has not
 };
 

@@ -5,18 +5,12 @@
 #include <span>
 #include <vector>
 
+#include "policy/link.h"
 #include "policy/managed_replay.h"
+#include "policy/managed_room.h"
 #include "policy/managed_use.h"
-#include "policy/plan.h"
 
 namespace ebb {
-
-// How managed storages share the device's room.
-struct ManagedRoom {
-  std::uint64_t device_bytes = 0;  // the bound
-  std::uint64_t stay_bytes = 0;    // what stays of it by Belady's rule, where copies under way have the rest
-  std::uint64_t ahead_bytes = 0;   // how far ahead of its use a storage is fetched
-};
 
 // How long the phases of a period last that comes again and again, if the device waits for each managed storage that an
 // operation needs.
@@ -42,6 +36,9 @@ class ManagedPace {
   // The ms of each phase, where its compute takes so long by itself. A phase without operations takes as long as its
   // compute.
   [[nodiscard]] EachPhase<double> phases_ms(const EachPhase<double>& compute_ms, const LinkRates& rates) const;
+
+  // Of a period, within ManagedRoom::stay_bytes.
+  [[nodiscard]] const ManagedTraffic& traffic() const { return periods_[1].traffic; }
 
  private:
   std::uint64_t device_bytes_;

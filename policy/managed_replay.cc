@@ -57,12 +57,21 @@ class Replay {
     bool written;
   };
 
-  void add(const Event& event) { period_.events.push_back(event); }
+  void add(const Event& event) {
+    const bool fetched = event.kind == Kind::kFetch;
+    if (fetched || (event.kind == Kind::kLeave && event.written)) {
+      ManagedTraffic& traffic = period_.traffic;
+      ManagedTraffic::Lane& lane = (fetched ? traffic.in : traffic.out)[static_cast<std::size_t>(event.phase)];
+      lane.bytes += event.bytes;
+      ++lane.copies;
+    }
+    period_.events.push_back(event);
+  }
 
   // As many bytes as now are on the device in these phases, and in those between them.
   void hold(Phase from, Phase to) {
     for (auto phase = static_cast<std::size_t>(from); phase <= static_cast<std::size_t>(to); ++phase) {
-      period_.peak_bytes[phase] = std::max(period_.peak_bytes[phase], held_);
+      period_.traffic.peak_bytes[phase] = std::max(period_.traffic.peak_bytes[phase], held_);
     }
   }
 
@@ -139,6 +148,19 @@ std::vector<ManagedPeriod> replay_periods(std::span<const ManagedUse> uses, std:
     periods.push_back(replay.pass_period());
   }
   return periods;
+}
+
+std::uint64_t largest_operation(std::span<const ManagedUse> uses, Phase phase) {
+  std::uint64_t largest = 0;
+  for (std::size_t i = 0; i < uses.size();) {
+    std::uint64_t bytes = 0;
+    const std::uint32_t operation = uses[i].operation;
+    for (; i < uses.size() && uses[i].operation == operation; ++i) {
+      bytes += uses[i].phase == phase ? uses[i].bytes : 0;
+    }
+    largest = std::max(largest, bytes);
+  }
+  return largest;
 }
 
 }  // namespace ebb

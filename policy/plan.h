@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "policy/budget.h"
-#include "policy/managed_traffic.h"
+#include "policy/link.h"
+#include "policy/managed_replay.h"
 #include "policy/policy.h"
 #include "policy/transfer_schedule.h"
 
@@ -17,13 +18,6 @@ struct Limits {
   std::uint64_t host_bytes = kUnlimited;    // of what is offloaded, at once
 };
 
-// How fast copies are, each way. The runtime measures the rates on its machine, as bench/link does.
-struct LinkRates {
-  double out_bytes_per_ms = 55e6;
-  double in_bytes_per_ms = 55e6;
-  double ms_per_copy = 0.003;  // the fixed cost of a copy, besides its bytes
-};
-
 // The cost of a step under given decisions.
 struct Prediction {
   double step_ms = 0;
@@ -33,6 +27,12 @@ struct Prediction {
   std::uint64_t kept_bytes = 0;  // of the storages, by decision; so are the next two
   std::uint64_t offloaded_bytes = 0;
   std::uint64_t recomputed_bytes = 0;
+};
+
+// The cost of a step that followed a plan.
+struct StepCost {
+  double ms = 0;                 // from the first save to the end of backward
+  std::uint64_t peak_bytes = 0;  // of device memory, as in Prediction
 };
 
 // What managed storages have of the device and of the link under a plan, and what that leaves to the plan's storages.

@@ -37,7 +37,7 @@ class Search {
   Search(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort)
       : record_(record),
         limits_(limits),
-        predictor_(record, limits, rates),
+        predictor_(record, limits.device_bytes, rates),
         most_tries_(static_cast<std::size_t>(effort * kTries)) {
     sort_by_cost();
   }
@@ -293,6 +293,15 @@ class Search {
 
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort) {
   return Search(record, limits, rates, effort).run();
+}
+
+// A limit of 0 makes compute wait for every copy, and no plan takes less memory. A faster plan with the same peak is
+// better.
+Plan make_least_plan(const StepRecord& record, std::uint64_t host_bytes, const LinkRates& rates) {
+  Plan least = make_plan(record, {.device_bytes = 0, .host_bytes = host_bytes}, rates);
+  Plan plan = make_plan(record, {.device_bytes = least.predicted.peak_bytes, .host_bytes = host_bytes}, rates);
+  least.fits = true;
+  return plan.fits ? plan : least;
 }
 
 }  // namespace ebb

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "policy/budget.h"
+#include <cstdint>
+
 #include "policy/plan.h"
 #include "policy/step_record.h"
 
@@ -28,12 +29,8 @@ namespace ebb {
 // `effort`: the part of the usual tries to spend, in (0, 1].
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort = 1);
 
-// Makes the plan for a goal, with at most `host_bytes` offloaded. The plan for Slowdown is found by bisection over the
-// device's limit, which makes some ten plans. The plan for DeviceBytes decides about managed storages too, if the
-// record has any (joint_planner.h); the other goals leave them as they were recorded. `fits` is false only where
-// DeviceBytes cannot be met. The result is then the plan for LeastMemory, so its predicted peak is a limit that can be
-// met.
-[[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
-                             const LinkRates& rates);
+// Makes the plan of the least memory and, of such plans, a fast one, with at most `host_bytes` offloaded. The plan
+// fits.
+[[nodiscard]] Plan make_least_plan(const StepRecord& record, std::uint64_t host_bytes, const LinkRates& rates);
 
 }  // namespace ebb

@@ -15,16 +15,6 @@ namespace {
 using Index = std::uint32_t;
 using Event = StepEvent;
 
-// A lane, which runs one copy at a time.
-class Lane {
- public:
-  // Adds a copy that starts at `not_before` at the earliest and runs for `takes`. Returns the time at which it is done.
-  double copy(double not_before, double takes) { return free_ms_ = std::max(free_ms_, not_before) + takes; }
-
- private:
-  double free_ms_ = 0;
-};
-
 }  // namespace
 
 // A step under way, from its first event to its last.
@@ -35,8 +25,10 @@ class Predictor::Run {
         record_(predictor.record_),
         decisions_(decisions),
         state_(record_.storages.size()),
-        schedule_(make_schedule(record_, predictor.events_, decisions, predictor.limits_.device_bytes)),
-        least_between_(schedule_.backward.held_bytes) {}
+        schedule_(make_schedule(record_, predictor.events_, decisions, predictor.device_bytes_)),
+        least_between_(schedule_.backward.held_bytes),
+        out_(predictor.rates_.out_bytes_per_ms, predictor.rates_.ms_per_copy),
+        in_(predictor.rates_.in_bytes_per_ms, predictor.rates_.ms_per_copy) {}
 
   Prediction run() {
     for (std::size_t k = 0; k < predictor_.events_.size(); ++k) {
@@ -115,7 +107,7 @@ class Predictor::Run {
     if (decisions_[i] == Decision::kKeep) {
       state_[i].where = Where::kOnDevice;
     } else if (decisions_[i] == Decision::kOffload) {
-      state_[i] = {Where::kLeaving, out_.copy(now_ms_, takes(i, predictor_.rates_.out_bytes_per_ms))};
+      state_[i] = {Where::kLeaving, out_.copy(now_ms_, record_.storages[i].bytes)};
       leaving_.push_back(i);
       stash_ += record_.storages[i].bytes;
     }
@@ -198,11 +190,7 @@ class Predictor::Run {
   void copy_in(Index i) {
     hold(i);
     state_[i].where = Where::kArriving;
-    state_[i].done_ms = in_.copy(std::max(now_ms_, state_[i].done_ms), takes(i, predictor_.rates_.in_bytes_per_ms));
-  }
-
-  [[nodiscard]] double takes(Index i, double bytes_per_ms) const {
-    return static_cast<double>(record_.storages[i].bytes) / bytes_per_ms + predictor_.rates_.ms_per_copy;
+    state_[i].done_ms = in_.copy(std::max(now_ms_, state_[i].done_ms), record_.storages[i].bytes);
   }
 
   void finish_copies_out() {
@@ -276,8 +264,8 @@ class Predictor::Run {
   Prediction result_;
 };
 
-Predictor::Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates)
-    : record_(record), limits_(limits), rates_(rates), events_(step_events(record)) {}
+Predictor::Predictor(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
+    : record_(record), device_bytes_(device_bytes), rates_(rates), events_(step_events(record)) {}
 
 Prediction Predictor::predict(const std::vector<Decision>& decisions) const { return Run(*this, decisions).run(); }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "policy/plan.h"
@@ -25,8 +26,8 @@ namespace ebb {
 // Threads: `predict` may be called from any thread.
 class Predictor {
  public:
-  // `record` must outlive this object.
-  Predictor(const StepRecord& record, const Limits& limits, const LinkRates& rates);
+  // `record` must outlive this object. `device_bytes`: the limit of all device memory.
+  Predictor(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates);
 
   // `decisions`: one for each storage. Takes time in proportion to storages, levels and recipe inputs. Deterministic.
   [[nodiscard]] Prediction predict(const std::vector<Decision>& decisions) const;
@@ -38,7 +39,7 @@ class Predictor {
   class Run;
 
   const StepRecord& record_;
-  const Limits limits_;
+  const std::uint64_t device_bytes_;
   const LinkRates rates_;
   const std::vector<StepEvent> events_;
 };

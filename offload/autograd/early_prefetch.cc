@@ -3,7 +3,8 @@
 #include <exception>
 
 #include "offload/base/log.h"
-#include "offload/runtime/runtime.h"
+#include "offload/plans/plan_follower.h"
+#include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/tensors/deferred_copies.h"
@@ -68,7 +69,9 @@ EarlyPrefetch::~EarlyPrefetch() {
     }
   }
   try {
-    runtime_->decider().backward_is_over(*step_, /*failed=*/failed_ || std::uncaught_exceptions() > exceptions_);
+    if (PlanFollower* const plans = runtime_->plans()) {
+      plans->backward_is_over(*step_, /*failed=*/failed_ || std::uncaught_exceptions() > exceptions_);
+    }
   } catch (...) {
     log_warning("a step could not be recorded; the next step will be");
   }

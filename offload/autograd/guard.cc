@@ -2,7 +2,7 @@
 
 #include "offload/autograd/guard_scope.h"
 #include "offload/offloader.h"
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "offload/tensors/deferred_copies.h"
 
 namespace ebb {

@@ -6,7 +6,8 @@
 #include "offload/autograd/default_hooks.h"
 #include "offload/autograd/early_prefetch.h"
 #include "offload/base/backward_pass.h"
-#include "offload/runtime/runtime.h"
+#include "offload/plans/plan_follower.h"
+#include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 
 namespace ebb {
@@ -50,8 +51,8 @@ void GuardScope::leave() {
   }
   drop_ended();
   take_from_below_the_top();
-  if (runtime != nullptr && !runtime->forked()) {
-    runtime->decider().guard_ended();
+  if (runtime != nullptr && !runtime->forked() && runtime->plans() != nullptr) {
+    runtime->plans()->leaves().guard_ended();
   }
 }
 

@@ -2,24 +2,21 @@
 
 #include <stdexcept>
 #include <utility>
-#include <variant>
 
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include "offload/accounts/summary.h"
 #include "offload/autograd/engine.h"
 #include "offload/base/gradient_hook.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/managed_gradients.h"
 #include "offload/managed/observed_operations.h"
-#include "offload/planning/plan_lifecycle.h"
-#include "offload/report/summary.h"
-#include "offload/runtime/out_of_memory.h"
-#include "offload/runtime/runtime.h"
-#include "policy/planned_policy.h"
-#include "policy/policies.h"
+#include "offload/plans/plan_follower.h"
+#include "offload/saving/out_of_memory.h"
+#include "offload/saving/runtime.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/trace.h"
 #include "streams/disk/disk_tier.h"
@@ -66,23 +63,6 @@ std::shared_ptr<Trace> make_trace(const Options& options) {
   return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
 }
 
-struct GoalOf {
-  c10::Device device;
-
-  Goal operator()(const ShareOfFree& budget) const {
-    if (!device.is_cuda()) {
-      throw std::invalid_argument(
-          "ebb: Options::device_budget is a share of free memory, which is not known of the CPU; give bytes instead");
-    }
-    const DeviceHeadroom room = cuda_headroom(device);
-    return DeviceBytes{room.in_use_bytes +
-                       static_cast<std::uint64_t>(budget.share * static_cast<double>(room.free_bytes))};
-  }
-  Goal operator()(const DeviceBytes& budget) const { return budget; }
-  Goal operator()(const Slowdown& budget) const { return budget; }
-  Goal operator()(const LeastMemory& budget) const { return budget; }
-};
-
 std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
   if (!options.enabled) {
     return nullptr;
@@ -90,21 +70,11 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   if (tier->device().is_cuda()) {  // or LibTorch's allocator knows of no device before the program's first tensor there
     at::globalContext().lazyInitDevice(c10::kCUDA);
   }
-  std::shared_ptr<PlannedPolicy> planned;
-  if (options.device_budget) {
-    planned = std::make_shared<PlannedPolicy>(std::visit(GoalOf{tier->device()}, *options.device_budget),
-                                              options.capacity_bytes.value_or(kUnlimited), measure_link(*tier),
-                                              options.planned_minimum_bytes);
-    options.policy = planned;
-  } else if (options.policy == nullptr) {
-    options.policy = minimum_size(kDefaultMinimumBytes);
-  }
   forget_ended_storages();  // of offloaders that have ended before their tensors: their homes are free for this one
   install_engine();
   keep_log_alive();
   const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
-  auto runtime =
-      make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace), std::move(planned));
+  auto runtime = make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace));
   if (evict) {
     serve_when_out_of_memory(runtime);
   }
@@ -164,8 +134,9 @@ void Offloader::exclude(const at::Tensor& tensor) {
 }
 
 void Offloader::parameters_may_be_sharded() {
-  if (const auto& runtime = this->runtime()) {
-    runtime->decider().leaves_may_be_sharded();
+  const auto& runtime = this->runtime();
+  if (runtime != nullptr && runtime->plans() != nullptr) {
+    runtime->plans()->leaves().may_be();
   }
 }
 
@@ -238,12 +209,15 @@ std::string Offloader::summary() const {
 
 std::string Offloader::explain() const {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? "no plan: ebb is switched off\n" : runtime->decider().explain();
+  if (runtime == nullptr) {
+    return "no plan: ebb is switched off\n";
+  }
+  return runtime->plans() == nullptr ? "no plan: Options::device_budget is not set\n" : runtime->plans()->explain();
 }
 
 std::optional<PlanReport> Offloader::plan_report() const {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? std::nullopt : runtime->decider().plan_report();
+  return runtime == nullptr || runtime->plans() == nullptr ? std::nullopt : runtime->plans()->report();
 }
 
 void Offloader::reset_stats() {

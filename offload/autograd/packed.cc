@@ -1,7 +1,7 @@
 #include "offload/autograd/packed.h"
 
 #include "offload/base/interpreter.h"
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 

@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/accounts/device_account.h"
 #include "offload/autograd/guard_scope.h"
-#include "offload/report/device_account.h"
 #include "offload/tensors/saved_tensor.h"
 
 namespace ebb {

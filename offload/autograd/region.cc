@@ -14,13 +14,13 @@
 #include "offload/autograd/default_hooks.h"
 #include "offload/autograd/engine.h"
 #include "offload/autograd/guard_scope.h"
-#include "offload/autograd/planned_region.h"
+#include "offload/autograd/region_in_step.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
 #include "offload/base/libtorch.h"
 #include "offload/checkpoint.h"
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 
 namespace ebb {
 namespace {
@@ -186,7 +186,7 @@ std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::v
   auto region = std::make_shared<Region>(std::move(function), inputs, early_stop);
   const GuardScope::Target target = GuardScope::current();
   if (target.runtime != nullptr && Running::innermost() == nullptr) {
-    region->planned_ = PlannedRegion::ask(target, inputs);
+    region->planned_ = RegionInStep::ask(target, inputs);
   }
   return region;
 }
@@ -223,7 +223,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
   if (target.runtime == nullptr) {
     return nullptr;
   }
-  const PlannedRegion& planned = *running->region()->planned_;
+  const RegionInStep& planned = *running->region()->planned_;
   return std::make_unique<SaveHook>(target, planned.is_of(*target.runtime) ? planned.saves() : nullptr);
 }
 
@@ -320,7 +320,7 @@ void Region::drop(std::size_t place) {
 }
 
 void Region::run_again() {
-  std::optional<PlannedRegion::SecondRun> planned;
+  std::optional<RegionInStep::SecondRun> planned;
   if (planned_ != nullptr) {
     planned.emplace(*planned_);
   }

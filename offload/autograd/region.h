@@ -21,7 +21,7 @@
 
 namespace ebb {
 
-class PlannedRegion;
+class RegionInStep;
 
 // One call of checkpoint(): what its second run needs, and the second run's saves that nobody has taken yet.
 //
@@ -102,7 +102,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<InputMemory> input_memory_;
   std::vector<std::size_t> same_input_;  // the first input that is the same tensor
   std::vector<bool> input_needs_gradient_;
-  std::unique_ptr<PlannedRegion> planned_;  // null without a plan
+  std::unique_ptr<RegionInStep> planned_;  // null without a plan
 
   bool draws_ = true;  // whether the function draws random numbers; set at the end of the first run
   std::atomic<bool> first_run_is_over_{false};

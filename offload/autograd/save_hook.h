@@ -10,7 +10,7 @@
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/packed.h"
 #include "offload/recompute/recipe_input.h"
-#include "offload/runtime/region_saves.h"
+#include "offload/saving/region_saves.h"
 
 namespace ebb {
 

@@ -7,7 +7,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
-#include "offload/report/gauge.h"
+#include "offload/accounts/gauge.h"
 #include "streams/base/tier.h"
 
 namespace ebb {

@@ -7,9 +7,9 @@
 
 #include <c10/core/Storage.h>
 
+#include "offload/accounts/gauge.h"
+#include "offload/accounts/ledger.h"
 #include "offload/cache/stash.h"
-#include "offload/report/gauge.h"
-#include "offload/report/ledger.h"
 #include "offload/stats.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/tier.h"

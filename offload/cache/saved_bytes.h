@@ -9,12 +9,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/accounts/gauge.h"
 #include "offload/cache/fetched.h"
 #include "offload/cache/home_block.h"
 #include "offload/cache/recipe.h"
 #include "offload/cache/residency.h"
 #include "offload/cache/stash.h"
-#include "offload/report/gauge.h"
 #include "streams/base/block.h"
 
 namespace ebb {

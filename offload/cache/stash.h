@@ -8,7 +8,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
-#include "offload/report/gauge.h"
+#include "offload/accounts/gauge.h"
 #include "streams/base/mutex.h"
 #include "streams/base/tier.h"
 

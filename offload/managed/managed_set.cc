@@ -9,9 +9,9 @@
 
 #include "offload/base/interpreter.h"
 #include "offload/base/log.h"
-#include "offload/planning/step_recorder.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/steps/steps.h"
-#include "policy/managed_traffic.h"
+#include "policy/managed_room.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
@@ -314,11 +314,8 @@ std::shared_ptr<StepRecorder> ManagedSet::recorder_on(c10::Stream stream) {
 // Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. kNotYet: they
 // will fit when copies home are done.
 ManagedSet::Room ManagedSet::make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies) {
-  // One sixteenth more than is needed goes home, so that the lane out has the next copies when one is done. On an H100,
-  // a step of 1.5 billion parameters within 6 GB took 613 ms without, 469 with a sixteenth and 538 with an eighth.
-  constexpr std::uint64_t kPart = 16;
   const std::uint64_t limit = device_bytes_;
-  const std::uint64_t limit_of_staying = limit - limit / kPart;
+  const std::uint64_t limit_of_staying = stays_of(limit);
   while (shared_.on_device.now_bytes() + bytes > limit) {
     const std::uint64_t stays = staying_bytes();
     if (stays + bytes > limit_of_staying) {

@@ -12,12 +12,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/accounts/counters.h"
+#include "offload/accounts/gauge.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
-#include "offload/report/counters.h"
-#include "offload/report/gauge.h"
 #include "offload/stats.h"
 #include "policy/managed_use.h"
 #include "streams/base/mutex.h"

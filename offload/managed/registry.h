@@ -12,10 +12,10 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "offload/accounts/gauge.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/managed_storage.h"
 #include "offload/managed/postponed_work.h"
-#include "offload/report/gauge.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 

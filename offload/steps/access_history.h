@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "offload/report/gauge.h"
+#include "offload/accounts/gauge.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <c10/util/hash.h>
 
-#include "offload/planning/step_recorder.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/steps/access_history.h"
 
 namespace ebb {

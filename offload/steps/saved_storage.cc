@@ -6,7 +6,7 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
-#include "offload/planning/step_recorder.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/steps/steps.h"
 
 namespace ebb {

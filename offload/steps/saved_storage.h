@@ -9,9 +9,9 @@
 #include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
 
+#include "offload/accounts/gauge.h"
 #include "offload/cache/residency.h"
 #include "offload/cache/saved_bytes.h"
-#include "offload/report/gauge.h"
 #include "offload/steps/eviction_queue.h"
 #include "offload/steps/saved_step.h"
 #include "streams/base/block.h"

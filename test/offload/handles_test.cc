@@ -2,14 +2,14 @@
 
 #include <type_traits>
 
+#include "offload/accounts/device_account.h"
+#include "offload/accounts/gauge.h"
 #include "offload/cache/fetched.h"
 #include "offload/cache/home_block.h"
 #include "offload/cache/residency.h"
 #include "offload/cache/stash.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
-#include "offload/report/device_account.h"
-#include "offload/report/gauge.h"
 #include "offload/steps/saved_storage.h"
 #include "streams/base/block.h"
 #include "streams/base/mutex.h"

@@ -9,6 +9,7 @@
 
 #include "bench/planning/random_step.h"
 #include "policy/budget.h"
+#include "policy/goal_planner.h"
 #include "policy/planner.h"
 #include "policy/predict.h"
 #include "test/policy/two_storages.h"
@@ -45,7 +46,7 @@ std::uint64_t least_peak(const StepRecord& record, std::uint64_t host_bytes, dou
   std::uint64_t least = kUnlimited;
   const std::vector<std::vector<Decision>> all = all_decisions(record);
   for (std::uint64_t limit = kOtherBytes; limit <= kOtherBytes + total_bytes(record); ++limit) {
-    const Predictor predictor(record, {.device_bytes = limit, .host_bytes = host_bytes}, kOneByteEachMs);
+    const Predictor predictor(record, limit, kOneByteEachMs);
     for (const std::vector<Decision>& decisions : all) {
       const Prediction found = predictor.predict(decisions);
       if (found.offloaded_bytes <= host_bytes && found.step_ms <= most_ms) {
@@ -135,7 +136,7 @@ TEST_CASE("a slowdown is kept to, and takes about the least memory of all plans 
     CAPTURE(i, fraction, host_bytes, least);
     CHECK(plan.fits);
     CHECK(plan.predicted.step_ms <= most_ms);
-    const Predictor with_its_room(record, {.device_bytes = plan.device_bytes}, kOneByteEachMs);
+    const Predictor with_its_room(record, plan.device_bytes, kOneByteEachMs);
     CHECK(with_its_room.predict(plan.decisions).step_ms == plan.predicted.step_ms);
     if (plan.device_bytes != kUnlimited) {
       CHECK(plan.schedule.backward.held_bytes[0] == plan.device_bytes - kOtherBytes);

@@ -9,9 +9,9 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/planned_policy.h"
-#include "policy/planner.h"
+#include "policy/goal_planner.h"
 #include "policy/policies.h"
+#include "policy/step_planner.h"
 
 namespace ebb {
 namespace {
@@ -73,7 +73,7 @@ LinkRates link(double bytes_per_ms) {
 
 TEST_CASE("Where all fits all is on the device, and the step takes its compute") {
   const StepRecord record = step_of({});
-  const Plan plan = make_joint_plan(record, {10'000}, kUnlimited, link(100));
+  const Plan plan = make_joint_plan(record, {10'000}, link(100));
   REQUIRE(plan.fits);
   REQUIRE(plan.managed);
   CHECK(plan.managed->traffic.bytes() == 0);
@@ -87,12 +87,11 @@ TEST_CASE("A plan that fits is within its budget with what it leaves to managed 
   const StepRecord record = step_of({.has_optimizer = true});
   for (const double rate : {5.0, 100.0}) {
     for (std::uint64_t budget = 200; budget < 2400; budget += 400) {
-      const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(rate));
+      const Plan plan = make_joint_plan(record, {budget}, link(rate));
       INFO("budget " << budget << ", rate " << rate);
       REQUIRE(plan.managed);
       CHECK(plan.fits == (plan.predicted.peak_bytes <= budget));
-      CHECK(predict(plan, record, {.device_bytes = plan.device_bytes}, link(rate)).peak_bytes ==
-            plan.predicted.peak_bytes);
+      CHECK(predict(plan, record, link(rate)).peak_bytes == plan.predicted.peak_bytes);
       if (plan.fits) {
         CHECK(std::min(plan.managed->device_bytes, 16 * kWeight) + kOther <= budget);
       }
@@ -102,10 +101,10 @@ TEST_CASE("A plan that fits is within its budget with what it leaves to managed 
 
 TEST_CASE("What fits nowhere gets the least memory, which is a budget that can be met") {
   const StepRecord record = step_of({});
-  const Plan least = make_joint_plan(record, {100}, kUnlimited, link(20));
+  const Plan least = make_joint_plan(record, {100}, link(20));
   REQUIRE_FALSE(least.fits);
   CHECK(least.predicted.peak_bytes > 100);
-  const Plan met = make_joint_plan(record, {least.predicted.peak_bytes}, kUnlimited, link(20));
+  const Plan met = make_joint_plan(record, {least.predicted.peak_bytes}, link(20));
   CHECK(met.fits);
 }
 
@@ -116,7 +115,7 @@ TEST_CASE("A larger budget never makes the period much longer") {
     const StepRecord record = step_of({.has_optimizer = has_optimizer});
     std::optional<double> before;
     for (std::uint64_t budget = 400; budget < 2600; budget += 200) {
-      const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(10));
+      const Plan plan = make_joint_plan(record, {budget}, link(10));
       if (!plan.fits) {
         continue;
       }
@@ -134,8 +133,8 @@ TEST_CASE("A larger budget never makes the period much longer") {
 // given.
 TEST_CASE("Cheap recipes leave the device to weights, dear ones to what is saved") {
   const LinkRates slow = link(5);
-  const Plan cheap = make_joint_plan(step_of({.recompute_ms = 0.1}), {900}, kUnlimited, slow);
-  const Plan dear = make_joint_plan(step_of({.recompute_ms = 100}), {900}, kUnlimited, slow);
+  const Plan cheap = make_joint_plan(step_of({.recompute_ms = 0.1}), {900}, slow);
+  const Plan dear = make_joint_plan(step_of({.recompute_ms = 100}), {900}, slow);
   REQUIRE(cheap.fits);
   REQUIRE(dear.fits);
   CHECK(cheap.predicted.recomputed_bytes > 0);
@@ -156,7 +155,7 @@ StepRecord states_only() {
 TEST_CASE("States that stay on the device take their room in the step, though the step does not use them") {
   const StepRecord record = states_only();
   for (std::uint64_t budget = 500; budget < 1400; budget += 200) {
-    const Plan plan = make_joint_plan(record, {budget}, kUnlimited, link(100));
+    const Plan plan = make_joint_plan(record, {budget}, link(100));
     INFO("budget " << budget);
     REQUIRE(plan.fits);
     CHECK(kOther + std::min(plan.managed->device_bytes, 8 * kWeight) + plan.predicted.kept_bytes <= budget);
@@ -169,14 +168,14 @@ TEST_CASE("An operation between steps that takes more than the bound does not ho
     record.managed.push_back(
         {.item = 100 + i, .operation = 100, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
   }
-  const Plan plan = make_joint_plan(record, {500}, kUnlimited, link(100));
+  const Plan plan = make_joint_plan(record, {500}, link(100));
   CHECK(plan.fits);
   CHECK(plan.managed->device_bytes + kOther <= 500);
 }
 
 TEST_CASE("Recipes that run while the link is busy cost nothing") {
   const StepRecord record = step_of({.recompute_ms = 15});
-  const Plan plan = make_joint_plan(record, {450}, kUnlimited, link(4));
+  const Plan plan = make_joint_plan(record, {450}, link(4));
   REQUIRE(plan.fits);
   REQUIRE(plan.predicted.recompute_ms > 60);
   const double in_ms = static_cast<double>(plan.managed->traffic.in[1].bytes) / 4;
@@ -193,7 +192,7 @@ TEST_CASE("Copies beside a lane that managed storages fill take their own time, 
   for (StorageRecord& storage : record.storages) {
     storage.recompute = Recompute::kNo;
   }
-  const Plan plan = make_joint_plan(record, {450}, kUnlimited, link(10));
+  const Plan plan = make_joint_plan(record, {450}, link(10));
   REQUIRE(plan.fits);
   REQUIRE(plan.predicted.offloaded_bytes > 0);
   const double forward_ms = static_cast<double>(plan.managed->traffic.in[0].bytes) / 10;
@@ -211,7 +210,7 @@ TEST_CASE("Without a meter the record's other memory has no managed storages, an
     storage.other_bytes = 0;
   }
   record.managed_device_bytes = 0;
-  const Plan plan = make_joint_plan(record, {10'000}, kUnlimited, link(100));
+  const Plan plan = make_joint_plan(record, {10'000}, link(100));
   CHECK(plan.predicted.peak_bytes == 8 * (kWeight + kSaved));
 }
 
@@ -220,22 +219,21 @@ TEST_CASE("A step without anything that may be copied has a plan, too") {
   for (StorageRecord& storage : record.storages) {
     storage.movable = false;
   }
-  const Plan regions = make_joint_plan(record, {700}, kUnlimited, link(10));
+  const Plan regions = make_joint_plan(record, {700}, link(10));
   CHECK(regions.fits);
   CHECK(regions.managed);
   record.storages.clear();
-  const Plan none = make_joint_plan(record, {700}, kUnlimited, link(10));
+  const Plan none = make_joint_plan(record, {700}, link(10));
   CHECK(none.fits);
   CHECK(none.managed);
 }
 
 TEST_CASE("A slower link makes the step of a plan longer, through what is managed and what is saved") {
   const StepRecord record = step_of({.recompute_ms = 100});
-  const Plan plan = make_joint_plan(record, {700}, kUnlimited, link(10));
+  const Plan plan = make_joint_plan(record, {700}, link(10));
   REQUIRE(plan.fits);
-  const Limits limits{.device_bytes = 700};
-  CHECK(predict(plan, record, limits, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
-  CHECK(predict(plan, record, limits, link(2)).step_ms > 1.5 * plan.predicted.step_ms);
+  CHECK(predict(plan, record, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
+  CHECK(predict(plan, record, link(2)).step_ms > 1.5 * plan.predicted.step_ms);
 }
 
 TEST_CASE("The plan for bytes decides about managed storages, and other goals leave them") {
@@ -250,30 +248,30 @@ TEST_CASE("A step whose compute was faster has its plan made again with the same
   const Kind slow{.recompute_ms = 8};
   const Kind fast{.layer_ms = 5, .recompute_ms = 4};
   const StepRecord record = step_of(slow);
-  PlannedPolicy policy(DeviceBytes{500}, /*host_bytes=*/0, link(8), /*least_bytes=*/0);
+  StepPlanner planner(DeviceBytes{500}, /*host_bytes=*/0, link(8), /*least_bytes=*/0);
+  std::shared_ptr<const Plan> plan;
   const auto decide_all = [&] {
-    policy.begin_step();
+    planner.begin_step();
     for (const StorageRecord& storage : record.storages) {
       Candidate candidate;
       candidate.bytes = storage.bytes;
       candidate.recompute = storage.recompute;
-      static_cast<void>(policy.decide(candidate));
+      plan = planner.decide(candidate).plan;
     }
   };
-  for (int i = 0; i < PlannedPolicy::kRecordedSteps; ++i) {
+  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
     decide_all();
-    policy.learn(policy.recorded_step().value(), record);
+    planner.learn(planner.recorded_step().value(), record);
   }
   decide_all();
-  const std::shared_ptr<const Plan> plan = policy.plan();
   REQUIRE(plan != nullptr);
   REQUIRE(plan->managed);
   REQUIRE(plan->managed->recompute_ms > 0);
   Plan sooner = *plan;
   sooner.managed->recompute_ms /= 2;
-  const double step_ms = predict(sooner, step_of(fast), {.device_bytes = 500, .host_bytes = 0}, link(8)).step_ms;
-  policy.correct(plan, {step_of(fast).end_ms, step_ms, 0});
-  const PlannedPolicy::Known known = policy.last_plan().value();
+  const double step_ms = predict(sooner, step_of(fast), link(8)).step_ms;
+  planner.correct(plan, step_of(fast).end_ms, {step_ms, 0});
+  const StepPlanner::Known known = *planner.last_plan();
   CHECK(known.record.end_ms == step_of(fast).end_ms);
   CHECK(known.copy_slowdown == 1);
 }

@@ -8,7 +8,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/managed_traffic.h"
+#include "policy/managed_replay.h"
 
 namespace ebb {
 namespace {

@@ -40,7 +40,7 @@ Best best_of_all_counts(const StepRecord& record, const Limits& limits) {
     }
   }
   std::ranges::sort(cheapest);
-  const Predictor predictor(record, limits, slow_link());
+  const Predictor predictor(record, limits.device_bytes, slow_link());
   Best best;
   const auto look_at = [&](const std::vector<Decision>& decisions) {
     const Prediction found = predictor.predict(decisions);
@@ -80,7 +80,7 @@ TEST_CASE("near the least memory, with little room on the host, a plan fits near
     if (random() % 2 == 0) {
       limits.host_bytes = total_bytes(record) * (random() % 100) / 100;
     }
-    const Plan least = make_plan(record, LeastMemory{}, limits.host_bytes, slow_link());
+    const Plan least = make_least_plan(record, limits.host_bytes, slow_link());
     limits.device_bytes = least.predicted.peak_bytes * (100 + 5 * (random() % 5)) / 100;
     const Best best = best_of_all_counts(record, limits);
     if (best.fits) {

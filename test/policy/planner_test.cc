@@ -15,7 +15,7 @@ namespace ebb {
 namespace {
 
 Best best_of_all(const StepRecord& record, const Limits& limits) {
-  const Predictor predictor(record, limits, slow_link());
+  const Predictor predictor(record, limits.device_bytes, slow_link());
   const std::size_t count = record.storages.size();
   std::vector<Decision> decisions(count, Decision::kKeep);
   Best best;
@@ -121,7 +121,7 @@ TEST_CASE("a plan's prediction is that of its decisions") {
   const StepRecord record = random_step(random, step_of(40));
   const Limits limits{.device_bytes = kOtherBytes + 150};
   const Plan plan = make_plan(record, limits, slow_link());
-  const Prediction again = Predictor(record, limits, slow_link()).predict(plan.decisions);
+  const Prediction again = Predictor(record, limits.device_bytes, slow_link()).predict(plan.decisions);
   CHECK(plan.predicted.step_ms == again.step_ms);
   CHECK(plan.predicted.peak_bytes == again.peak_bytes);
 }

@@ -17,7 +17,7 @@ constexpr Decision kRecompute = Decision::kRecompute;
 
 Prediction predicted(const StepRecord& record, const std::vector<Decision>& decisions,
                      std::uint64_t device_bytes = kUnlimited) {
-  return Predictor(record, {.device_bytes = device_bytes}, kOneByteEachMs).predict(decisions);
+  return Predictor(record, device_bytes, kOneByteEachMs).predict(decisions);
 }
 
 TEST_CASE("what is kept costs memory until it is released, and no time") {

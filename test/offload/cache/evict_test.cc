@@ -15,7 +15,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/runtime/out_of_memory.h"
+#include "offload/saving/out_of_memory.h"
 #include "policy/policies.h"
 #include "test/offload/on_threads.h"
 #include "test/offload/parity.h"

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "streams/gpu/pinned_tier.h"
 #include "test/gpu/delays.h"
 

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "test/simulated/simulated_stream_guard.h"
 #include "test/simulated/simulated_tier.h"
 

@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "test/offload/parity.h"
-#include "test/offload/planning/planning_rig.h"
+#include "test/offload/plans/planning_rig.h"
 
 namespace ebb {
 namespace {

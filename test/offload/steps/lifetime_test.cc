@@ -5,7 +5,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/runtime/runtime.h"
+#include "offload/saving/runtime.h"
 #include "policy/policies.h"
 #include "test/offload/cache/ordering_world.h"
 #include "test/offload/parity.h"

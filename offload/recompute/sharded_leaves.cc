@@ -1,0 +1,36 @@
+#include "offload/recompute/sharded_leaves.h"
+
+#include "offload/base/managed_key.h"
+#include "offload/recompute/graph_recipe.h"
+#include "offload/tensors/saved_tensor.h"
+
+namespace ebb {
+
+bool ShardedLeaves::may_compute(const GraphRecipe& recipe) {
+  if (!may_be_) {
+    return true;
+  }
+  bool all_stay = true;
+  const MutexLock lock(mutex_);
+  for (const auto& input : recipe.inputs()) {
+    if (input != nullptr && input->is_of_leaf() && !is_managed(input->shape())) {
+      const c10::Storage& storage = input->shape().storage();
+      const auto known = leaves_.try_emplace(storage.unsafeGetStorageImpl(),
+                                             Leaf{.storage = storage.getWeakStorageImpl(), .data = storage.data()});
+      all_stay = known.first->second.stays.value_or(false) && all_stay;
+    }
+  }
+  return all_stay;
+}
+
+void ShardedLeaves::guard_ended() noexcept {
+  if (may_be_) {
+    const MutexLock lock(mutex_);
+    std::erase_if(leaves_, [](const auto& each) { return each.second.storage.expired(); });
+    for (auto& [storage, leaf] : leaves_) {  // not made strong: Note [The interpreter's lock]
+      leaf.stays = leaf.stays.value_or(true) && leaf.storage._unsafe_get_target()->data() == leaf.data;
+    }
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,119 @@
+#include "offload/saving/decider.h"
+
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "offload/accounts/summary.h"
+#include "offload/base/human_bytes.h"
+#include "offload/base/log.h"
+#include "offload/cache/residency.h"
+#include "offload/plans/plan_follower.h"
+#include "offload/recompute/graph_recipe.h"
+#include "offload/steps/saved_step.h"
+#include "offload/steps/steps.h"
+#include "policy/policies.h"
+
+namespace ebb {
+namespace {
+
+// The decider whose policy the calling thread runs; null for none.
+thread_local const Decider* asking_here = nullptr;
+
+std::shared_ptr<Policy> policy_of(const Options& options) {
+  return options.policy != nullptr ? options.policy : minimum_size(kDefaultMinimumBytes);
+}
+
+}  // namespace
+
+Decider::Decider(const Options& options, Steps& steps, Residency& residency)
+    : steps_(steps),
+      residency_(residency),
+      plans_(options.device_budget ? std::make_unique<PlanFollower>(options, steps, residency) : nullptr),
+      policy_(options.device_budget ? nullptr : policy_of(options)),
+      needs_operation_(policy_ == nullptr || policy_->needs_operation()),
+      needs_recipes_(policy_ == nullptr || policy_->needs_recompute()),
+      least_bytes_(policy_ == nullptr ? options.planned_minimum_bytes : policy_->least_bytes()) {}
+
+Decider::~Decider() = default;
+
+DeviceAccount::Held::What Decider::passed_through() const {
+  using What = DeviceAccount::Held::What;
+  return plans_ != nullptr ? What::kPassedThroughBesidePlan : What::kPassedThrough;
+}
+
+bool Decider::may_compute(const GraphRecipe& recipe) const {
+  return plans_ == nullptr || plans_->leaves().may_compute(recipe);
+}
+
+Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe) {
+  Candidate candidate;
+  candidate.bytes = tensor.storage().nbytes();
+  std::string operation;
+  if (needs_operation_) {
+    if (const auto& grad_fn = tensor.grad_fn()) {
+      operation = grad_fn->name();
+    }
+    candidate.operation = operation;
+  }
+  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
+  return plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+}
+
+Decision Decider::ask_policy(Candidate& candidate, SavedStep& step) {
+  TORCH_CHECK(asking_here != this,
+              "ebb: a policy ran an operation that autograd saves tensors of, under the guard of the offloader that "
+              "asked the policy. Put a NoOpGuard around the operation.");
+  const MutexLock lock(policy_mutex_);
+  const Decider* const before = std::exchange(asking_here, this);
+  const auto over = c10::make_scope_exit([before] { asking_here = before; });
+  candidate.ordinal = step.next_candidate();
+  if (candidate.ordinal == 0) {
+    if (steps_.history().take_dropped()) {
+      policy_->drop_step();
+    }
+    policy_->begin_step();
+    ++residency_.ledger().counters().steps;
+  }
+  return policy_->decide(candidate);
+}
+
+bool Decider::backward_begins(SavedStep& step) {
+  const bool others_in_use = steps_.in_backward_here() > 0;
+  if (plans_ != nullptr) {
+    return plans_->backward_begins(step) && !others_in_use;
+  }
+  warn_of_head(step);
+  return !others_in_use &&
+         steps_.stall_monitor().backward_begins(residency_.tier().stall_stats(), step.order_is_known());
+}
+
+// Note [The head]
+// Backward wants the storages that were saved last at once, so it waits for their copies from beginning to end. A plan
+// keeps these storages, as it keeps every storage whose copy in has too little time. Without a plan the user has to put
+// a NoOpGuard around the head. The user is told so in the first step if the last save looks like a head's: several
+// times as large as any other save.
+void Decider::warn_of_head(SavedStep& step) {
+  if (looked_for_head_.exchange(true)) {
+    return;
+  }
+  constexpr std::uint64_t kTimes = 3;
+  constexpr std::uint64_t kLarge = std::uint64_t{16} << 20;
+  const SavedStep::LastSave last = step.last_save();
+  if (last.bytes >= kLarge && last.largest_before > 0 && last.bytes >= kTimes * last.largest_before) {
+    log_warning("the step's last saved tensor, of " + human_bytes(last.bytes) +
+                ", is moved right before backward wants it: put a NoOpGuard around the output head and the loss.");
+  }
+}
+
+std::vector<std::string> Decider::warnings(const Stats& stats) {
+  if (policy_ == nullptr) {
+    return {};
+  }
+  const MutexLock lock(policy_mutex_);
+  return ebb::warnings(stats, policy_->matches());
+}
+
+}  // namespace ebb

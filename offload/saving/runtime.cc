@@ -1,0 +1,288 @@
+#include "offload/saving/runtime.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include <c10/util/ScopeExit.h>
+
+#include "offload/accounts/summary.h"
+#include "offload/base/human_bytes.h"
+#include "offload/base/log.h"
+#include "offload/plans/plan_follower.h"
+#include "offload/recompute/graph_recipe.h"
+#include "offload/saving/out_of_memory.h"
+#include "offload/saving/region_saves.h"
+#include "offload/tensors/deferred_copies.h"
+#include "offload/tensors/lent_tensor.h"
+#include "streams/base/system_memory.h"
+
+namespace ebb {
+namespace {
+
+std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+
+}  // namespace
+
+Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
+    : options_(std::move(options)),
+      steps_({.planned = options_.device_budget.has_value(),
+              .stash_bytes = options_.stash_bytes,
+              .window_bytes = options_.window_bytes}),
+      residency_(options_.record_timeline, std::move(tier), std::move(trace)),
+      decider_(options_, steps_, residency_),
+      exclusions_(residency_.tier().device()) {}
+
+void Runtime::log_summary() noexcept {
+  if (residency_.ledger().counters().steps < kEnoughSteps) {
+    return;
+  }
+  try {
+    const Stats now = stats();
+    log_info(summary(now));
+    for (const std::string& warning : decider_.warnings(now)) {
+      log_warning(warning);
+    }
+  } catch (...) {  // no memory for the summary, or a logger that throws
+  }
+}
+
+std::vector<TraceSpan> Runtime::take_trace() {
+  if (residency_.trace() == nullptr) {
+    return {};
+  }
+  tier().update_trace();
+  return residency_.trace()->take();
+}
+
+std::optional<KeptReason> Runtime::passed_through(const at::Tensor& tensor) {
+  const std::optional<KeptReason> never_moved = exclusions_.reason(tensor);
+  return never_moved || storage_bytes(tensor) >= decider_.least_bytes() ? never_moved : KeptReason::kPolicy;
+}
+
+void Runtime::count_kept(KeptReason reason, const at::Tensor& tensor) {
+  const std::uint64_t bytes = reason == KeptReason::kUnmovable ? 0 : storage_bytes(tensor);
+  residency_.ledger().expect_request(bytes);
+  residency_.ledger().counters().saved.add(bytes);
+  residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
+}
+
+// The storage's SavedStorage, and whether it is new.
+std::pair<std::shared_ptr<SavedStorage>, bool> Runtime::enter(StorageTable& table, const at::Tensor& tensor,
+                                                              const std::shared_ptr<SavedStep>& step) {
+  const c10::Storage& storage = tensor.storage();
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  return table.find_or_insert(storage, VersionId(version), [&] {
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version);
+  });
+}
+
+void Runtime::count_save(const SavedStorage& saved, bool is_new) {
+  Counters& counters = residency_.ledger().counters();
+  counters.saved.add(saved.bytes());
+  if (!is_new) {
+    counters.deduplicated.add(saved.bytes());
+  }
+}
+
+std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
+                                            Start start) {
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const auto [saved, is_new] = enter(steps_.table(), tensor, step);
+  if (is_new) {
+    auto failed = c10::make_scope_exit([&saved = saved] { saved->stays(); });  // another thread may share the storage
+    place(saved, tensor, *step, start);
+    failed.release();
+  }
+  count_save(*saved, is_new);
+  return saved;
+}
+
+std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
+                                            RegionSaves& region) {
+  residency_.ledger().expect_request(storage_bytes(tensor));
+  const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
+  if (std::shared_ptr<SavedStorage> known = steps_.table().find(tensor.storage(), version)) {
+    count_save(*known, /*is_new=*/false);
+    return known;
+  }
+  const auto [saved, is_new] = enter(region.table, tensor, step);
+  if (is_new) {
+    saved->enter_step(region.ordinal, nullptr, 0);
+    stay(*saved, KeptReason::kPolicy);
+  }
+  count_save(*saved, is_new);
+  return saved;
+}
+
+void Runtime::stay(SavedStorage& saved, KeptReason reason) {
+  saved.stays();
+  residency_.ledger().count_kept(reason, saved.bytes());
+  if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
+    saved.may_be_evicted(tier().current_stream());
+  }
+}
+
+void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
+                    Start start) {
+  const std::uint64_t bytes = saved->bytes();
+  std::unique_ptr<GraphRecipe> recipe = decider_.needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
+  if (recipe != nullptr && !decider_.may_compute(*recipe)) {
+    recipe = nullptr;
+  }
+  const Decision decision = decider_.decide(tensor, *saved, step, recipe.get());
+  if (decision == Decision::kRecompute && recipe != nullptr) {
+    residency_.ledger().count_dropped(bytes);
+    saved->drop(std::move(recipe));
+    return;
+  }
+  if (decision != Decision::kOffload) {
+    stay(*saved, KeptReason::kPolicy);
+    return;
+  }
+  check_window(bytes);
+  std::optional<Block> block = tier().try_acquire(bytes);
+  warn_if_host_memory_is_short();
+  if (!block) {
+    stay(*saved, KeptReason::kNoRoom);
+    if (plans() != nullptr) {
+      plans()->found_no_room(step, bytes);
+    }
+    return;
+  }
+  if (start == Start::kNow) {
+    saved->offload(*std::move(block), tier().current_stream());
+  } else {
+    saved->stays();
+    saved->defer_offload(*std::move(block), tier().current_stream());
+    DeferredCopies::of_this_thread().add(saved);
+  }
+}
+
+void Runtime::check_window(std::uint64_t bytes) const {
+  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
+              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
+              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
+              "tensors by a policy or a NoOpGuard.");
+}
+
+std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
+  if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
+    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
+  }
+  const MutexLock lock(making_managed_mutex_);
+  std::shared_ptr<ManagedSet> set = managed();
+  if (set != nullptr) {
+    if (is_bound_planned_) {
+      plans()->plans_bound_of(set);
+    }
+    return set;
+  }
+  is_bound_planned_ = plans() != nullptr && !how.device_bytes;
+  const std::optional<std::uint64_t> bytes = is_bound_planned_ ? plans()->first_managed_bytes() : how.device_bytes;
+  if (!bytes) {
+    throw std::invalid_argument(
+        "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
+        "memory: say how many bytes of managed tensors may be on the device");
+  }
+  set = std::make_shared<ManagedSet>(shared_residency(), steps_,
+                                     ManagedSet::Limits{.device_bytes = *bytes,
+                                                        .prefetch_bytes = how.prefetch_bytes,
+                                                        .minimum_bytes = how.minimum_bytes,
+                                                        .resident_bytes = how.resident_bytes,
+                                                        .states = how.states});
+  if (is_bound_planned_) {
+    plans()->plans_bound_of(set);
+  }
+  serve(set);
+  return set;
+}
+
+void Runtime::serve(std::weak_ptr<ManagedSet> set) {
+  const MutexLock lock(managed_mutex_);
+  managed_ = std::move(set);
+}
+
+std::shared_ptr<ManagedSet> Runtime::managed() {
+  const MutexLock lock(managed_mutex_);
+  return managed_.lock();
+}
+
+Stats Runtime::stats() {
+  Stats stats = residency().stats();
+  stats.stash.capacity_bytes = steps_.stash_limit();
+  stats.window.capacity_bytes = steps_.window_limit();
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
+    set->add_to(stats);
+  }
+  return stats;
+}
+
+void Runtime::reset_stats() {
+  residency().reset_stats();
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
+    set->reset_stats();
+  }
+}
+
+std::uint64_t Runtime::evictable_bytes() {
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  return residency_.ledger().storages_on_device() + (managed == nullptr ? 0 : managed->held_bytes());
+}
+
+std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {
+  if (Prefetching::is_here()) {
+    return 0;
+  }
+  DeviceAccount& account = *residency_.ledger().account();
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  const auto held = [&] { return account.held.now_bytes() + (managed == nullptr ? 0 : managed->held_bytes()); };
+  const std::uint64_t before = held();
+  const auto gone = [&] { return before - std::min(before, held()); };
+  const auto enough = [&] { return gone() >= bytes; };
+  try {
+    free_unused_lent();
+    residency_.stash().drain();
+    if (enough()) {
+      return gone();
+    }
+    ++account.evictions;
+    steps_.make_room(enough);
+    if (managed != nullptr) {
+      managed->let_go(enough);
+    }
+    steps_.evict(enough);
+  } catch (...) {
+    log_warning("a tensor that was kept could not be moved to make room on the device");
+  }
+  return gone();
+}
+
+void Runtime::drain() {
+  residency().stash().drain();
+  if (const std::shared_ptr<ManagedSet> set = managed()) {
+    set->drain();
+  }
+}
+
+// Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of
+// microseconds.
+void Runtime::warn_if_host_memory_is_short() {
+  const PoolStats pool = tier().pool_stats();
+  const std::uint64_t asked = pool.growths + pool.refusals;
+  if (asked_system_.exchange(asked) == asked || warned_of_host_memory_) {
+    return;
+  }
+  const SystemMemory memory = read_system_memory();
+  const double used = 1.0 - static_cast<double>(memory.available_bytes) / static_cast<double>(memory.total_bytes);
+  if (used <= options_.host_memory_warning || warned_of_host_memory_.exchange(true)) {
+    return;
+  }
+  log_warning("host memory in use is over " + std::to_string(std::lround(100 * options_.host_memory_warning)) +
+              " %: " + human_bytes(memory.available_bytes) + " of " + human_bytes(memory.total_bytes) +
+              " are available; saves hold " + human_bytes(pool.capacity_bytes) +
+              (tier().device().is_cpu() ? " of disk" : " of it") + ". Options::capacity_bytes bounds what saves hold.");
+}
+
+}  // namespace ebb

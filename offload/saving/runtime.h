@@ -1,0 +1,132 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/cache/residency.h"
+#include "offload/managed/managed_set.h"
+#include "offload/options.h"
+#include "offload/parameters.h"
+#include "offload/saving/decider.h"
+#include "offload/saving/exclusions.h"
+#include "offload/steps/saved_storage.h"
+#include "offload/steps/steps.h"
+#include "streams/base/tier.h"
+#include "streams/base/trace.h"
+
+namespace ebb {
+
+struct RegionSaves;
+
+// What an Offloader owns, and what the saves made under its guards keep alive after the Offloader: the decider, the
+// steps, and the residency of their storages. A Runtime is always held by a std::shared_ptr, which
+// make_shared_unless_forked makes if the process may fork.
+//
+// Threads: every member may be called from any thread.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  // `options` must be valid, with device filled in. `trace`: as it was given to the tier; null for none.
+  Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace = nullptr);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  [[nodiscard]] Steps& steps() { return steps_; }
+  [[nodiscard]] Residency& residency() { return residency_; }
+  [[nodiscard]] Decider& decider() { return decider_; }
+  [[nodiscard]] PlanFollower* plans() { return decider_.plans(); }
+  [[nodiscard]] Exclusions& exclusions() { return exclusions_; }
+
+  // The pointer keeps the whole Runtime alive.
+  [[nodiscard]] std::shared_ptr<Residency> shared_residency() { return {shared_from_this(), &residency_}; }
+
+  void check_process() const { residency_.check_process(); }
+  [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
+  [[nodiscard]] Tier& tier() { return residency_.tier(); }
+
+  // The managed storages. Their limits are those of the first call as long as any of its storages lives. Throws
+  // std::invalid_argument where nobody says how much of the device they may have.
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
+  [[nodiscard]] std::shared_ptr<ManagedSet> managed();  // null where there is none
+
+  // Has evictions ask this set, too, as long as it lives.
+  void serve(std::weak_ptr<ManagedSet> set);
+
+  // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
+  void drain();
+
+  // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
+  // streams wait, then unclaimed prefetches are cancelled, then managed storages leave, whose bytes mostly have a home
+  // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
+  // lock under which device memory is asked for, because the caller may hold the device allocator's lock. Does nothing
+  // inside of a Prefetching.
+  std::uint64_t evict(std::uint64_t bytes) noexcept;
+
+  // How many bytes evict() could let go at most.
+  [[nodiscard]] std::uint64_t evictable_bytes();
+
+  // All counts, those of the managed storages, too.
+  [[nodiscard]] Stats stats();
+  void reset_stats();
+
+  // Why a save of `tensor` is passed through; nullopt where its storage may move.
+  [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
+
+  // Counts a save that passes through. `tensor` need not have a storage.
+  void count_kept(KeptReason reason, const at::Tensor& tensor);
+
+  // When the copy of a newly saved storage starts.
+  enum class Start : std::uint8_t {
+    kNow,
+    kWhenFilled,  // once the operation that saves the storage is over: Note [Saved before it is filled] in
+                  // deferred_copies.h
+  };
+
+  // Saves a movable tensor's storage: finds the SavedStorage of this version, or makes one and has the decider decide.
+  // Throws what the decider throws, c10::Error for a storage larger than Options::window_bytes, and what the tier
+  // throws if it cannot start the copy out. After an exception the save is as if it had not been made.
+  [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
+                                                   Start start = Start::kNow);
+
+  // Saves the storage of a tensor inside a checkpointed region that a plan keeps. A save joins a storage that is saved
+  // already. Any other storage stays, and the policy is not asked. Storages in `region` are unknown outside of the
+  // region: there the policy is asked about them as if the region's function ran a second time.
+  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
+                                                   RegionSaves& region);
+
+  [[nodiscard]] std::vector<TraceSpan> take_trace();
+
+  // Logs the summary and the decider's warnings, at the Offloader's end.
+  void log_summary() noexcept;
+
+ private:
+  std::pair<std::shared_ptr<SavedStorage>, bool> enter(StorageTable& table, const at::Tensor& tensor,
+                                                       const std::shared_ptr<SavedStep>& step);
+  void count_save(const SavedStorage& saved, bool is_new);
+  void stay(SavedStorage& saved, KeptReason reason);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
+  void check_window(std::uint64_t bytes) const;
+  void warn_if_host_memory_is_short();
+
+  const Options options_;
+  Steps steps_;
+  Residency residency_;
+  Decider decider_;
+  Exclusions exclusions_;
+
+  // Weak, because a ManagedSet keeps the whole Runtime alive; managed tensors keep the set.
+  Mutex making_managed_mutex_ EBB_ACQUIRED_BEFORE(managed_mutex_);  // held over making the set
+  bool is_bound_planned_ EBB_GUARDED_BY(making_managed_mutex_) = false;
+  Mutex managed_mutex_;  // held over nothing: evict() takes it
+  std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(managed_mutex_);
+
+  std::atomic<std::uint64_t> asked_system_{0};
+  std::atomic<bool> warned_of_host_memory_{false};
+};
+
+}  // namespace ebb

@@ -1,0 +1,125 @@
+// What is recorded of a step's memory, from figures that are given by hand.
+
+#include "offload/recording/step_recorder.h"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <ATen/Functions.h>
+#include <catch2/catch.hpp>
+
+#include "test/offload/parity.h"
+
+namespace ebb {
+namespace {
+
+// A device and what ebb holds of it.
+struct World {
+  std::shared_ptr<SimulatedTier> tier = make_tier(late());
+  std::shared_ptr<DeviceAccount> account = std::make_shared<DeviceAccount>(/*record_timeline=*/false);
+  DeviceUse use;
+  int asked = 0;
+  StepRecorder recorder{tier, account,
+                        [this] {
+                          ++asked;
+                          return use;
+                        },
+                        /*step=*/1};
+
+  void device_has(std::uint64_t bytes) { use = {bytes, bytes}; }
+};
+
+TEST_CASE_METHOD(NoLeak, "what is just being saved is memory that the forward pass uses, until it lets go of it") {
+  World world;
+  const at::Tensor first = at::empty({10}, at::kByte);
+  const at::Tensor second = at::empty({20}, at::kByte);
+  world.device_has(15);
+  CHECK(world.recorder.saved(first.storage(), Recompute::kNo, {}) == 0);
+  std::optional<Gauge::Lease> held = world.account->held.hold(10);  // ebb counts a storage once it is decided about
+  world.device_has(35);
+  CHECK(world.recorder.saved(second.storage(), Recompute::kNo, {}) == 1);
+  held.reset();
+  world.device_has(25);
+  world.recorder.backward_begins();
+  world.recorder.needed(1);
+  world.recorder.needed(0);
+  const std::optional<StepRecord> record = world.recorder.finish();
+  REQUIRE(record);
+  REQUIRE(record->other.size() >= 2);
+  CHECK(record->other[0].bytes == 35);  // at its peak, until the second save
+  CHECK(record->other[1].bytes == 25);  // the second is the forward pass's, and the first is ebb's
+}
+
+TEST_CASE_METHOD(NoLeak, "a step that is disturbed asks for nothing more, and gives no record") {
+  World world;
+  const at::Tensor tensor = at::empty({10}, at::kByte);
+  static_cast<void>(world.recorder.saved(tensor.storage(), Recompute::kNo, {}));
+  world.recorder.backward_begins();
+  world.recorder.disturb();
+  const int asked = world.asked;
+  world.recorder.needed(0);
+  world.recorder.released(0);
+  CHECK_FALSE(world.recorder.finish());
+  CHECK(world.asked == asked);
+}
+
+TEST_CASE_METHOD(NoLeak, "a region is recorded with what its second run saves, and with what that takes besides") {
+  World world;
+  world.device_has(100);
+  CHECK(world.recorder.region_begins({}) == 0);
+  world.recorder.backward_begins();
+  world.recorder.needed(0);
+  std::optional<DeviceAccount::Held> held;
+  {
+    const StepRecorder::ClockPause second_run(&world.recorder, 0);
+    held.emplace(world.account, 40, DeviceAccount::Held::What::kRecomputed);
+    world.use = {140, 165};
+    world.recorder.region_saves(0, 40);
+  }
+  world.device_has(140);
+  held.reset();
+  world.device_has(100);
+  world.recorder.released(0);
+  const std::optional<StepRecord> record = world.recorder.finish();
+  REQUIRE(record);
+  REQUIRE(record->storages.size() == 1);
+  CHECK(record->storages[0].bytes == 40);
+  CHECK_FALSE(record->storages[0].movable);
+  std::uint64_t most = 0;
+  for (const StepRecord::Level& level : record->other) {
+    most = std::max(most, level.bytes);
+  }
+  CHECK(most == 125);  // 25 for a while, beside the 40 that stay
+}
+
+TEST_CASE_METHOD(NoLeak, "what a recipe takes for itself is recorded, with what is in use when its result is needed") {
+  World world;
+  at::Tensor saved = at::empty({40}, at::kByte);
+  world.device_has(140);
+  {
+    const auto held = world.account->held.hold(40);
+    static_cast<void>(world.recorder.saved(saved.storage(), Recompute::kMemoryBound, {}));
+  }
+  saved.reset();
+  world.device_has(100);
+  world.recorder.backward_begins();
+  world.recorder.needed(0);
+  std::optional<DeviceAccount::Held> held;
+  {
+    const StepRecorder::ClockPause recipe(&world.recorder, 0);
+    held.emplace(world.account, 40, DeviceAccount::Held::What::kRecomputed);
+    world.use = {140, 165};
+  }
+  world.use = {140, 200};  // by backward, behind it
+  held.reset();
+  world.recorder.released(0);
+  const std::optional<StepRecord> record = world.recorder.finish();
+  REQUIRE(record);
+  CHECK(record->storages[0].bytes == 40);
+  CHECK(record->storages[0].recompute_bytes == 25);
+  CHECK(record->storages[0].other_bytes == 100);
+}
+
+}  // namespace
+}  // namespace ebb

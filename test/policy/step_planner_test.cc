@@ -1,0 +1,494 @@
+#include "policy/step_planner.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <catch2/catch.hpp>
+
+namespace ebb {
+namespace {
+
+constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+
+struct Storage {
+  std::uint64_t bytes = 0;
+  Recompute recompute = Recompute::kNo;
+  std::string operation = "MmBackward0";
+};
+
+using Step = std::vector<Storage>;
+
+using Plans = std::shared_ptr<const Plan>;
+
+// Begins a step, and returns what is decided for each of its storages. `plan`: gets the one that the step then follows.
+std::vector<Decision> decided(StepPlanner& planner, const Step& step, Plans* plan = nullptr) {
+  planner.begin_step();
+  std::vector<Decision> decisions;
+  StepPlanner::Answer answer;
+  for (const Storage& storage : step) {
+    Candidate candidate;
+    candidate.bytes = storage.bytes;
+    candidate.recompute = storage.recompute;
+    candidate.operation = storage.operation;
+    answer = planner.decide(candidate);
+    decisions.push_back(answer.decision);
+  }
+  if (plan != nullptr) {
+    *plan = answer.plan;
+  }
+  return decisions;
+}
+
+// A step in which copies hide behind compute, and so cost nothing, and recomputing does. `afterwards`: the other memory
+// once all storages are released.
+StepRecord record_of(const Step& step, std::uint64_t afterwards = 0) {
+  StepRecord record;
+  double now = 0;
+  for (const Storage& storage : step) {
+    now += 1000;
+    record.storages.push_back(
+        {.bytes = storage.bytes, .saved_ms = now, .recompute = storage.recompute, .recompute_ms = 10});
+  }
+  record.other = {{0, 0}};
+  record.backward_ms = now + 1000;
+  for (auto storage = record.storages.rbegin(); storage != record.storages.rend(); ++storage) {
+    now += 1000;
+    storage->needed_ms = now;
+    storage->released_ms = now + 1000;
+  }
+  record.other.push_back({now + 1500, afterwards});
+  record.end_ms = now + 2000;
+  return record;
+}
+
+// Of 1000 bytes, so many that no step is taken to fit whole, though a plan keeps all storages.
+constexpr std::uint64_t kNearlyAll = 990;
+
+// Records the step until it is planned.
+void teach(StepPlanner& planner, const Step& step, std::uint64_t afterwards = 0) {
+  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
+    decided(planner, step);
+    REQUIRE(planner.recorded_step());
+    planner.learn(*planner.recorded_step(), record_of(step, afterwards));
+  }
+}
+
+constexpr auto kKeep = Decision::kKeep;
+constexpr auto kOffload = Decision::kOffload;
+constexpr auto kRecompute = Decision::kRecompute;
+
+const Step kThree{{10}, {20, Recompute::kMemoryBound}, {30}};
+
+StepPlanner with_room_for(std::uint64_t bytes) { return {DeviceBytes{bytes}, kUnlimited, kOneByteEachMs, 1}; }
+
+TEST_CASE("a new step takes the least memory, and is recorded") {
+  StepPlanner planner = with_room_for(1000);
+  Plans plan;
+  CHECK(decided(planner, kThree, &plan) == std::vector{kOffload, kRecompute, kOffload});
+  CHECK(planner.recorded_step() == 1);
+  CHECK(plan == nullptr);
+}
+
+TEST_CASE("a region is asked about whatever its bytes, which are not known") {
+  StepPlanner planner(DeviceBytes{1000}, kUnlimited, kOneByteEachMs, /*least_bytes=*/64);
+  planner.begin_step();
+  Candidate region;
+  region.region = true;
+  region.recompute = Recompute::kComputeBound;
+  CHECK(planner.decide(region).decision == kRecompute);
+  Candidate small;
+  small.bytes = 63;
+  CHECK(planner.decide(small).decision == kKeep);
+  StepRecord record;
+  record.storages.push_back({.bytes = 100, .movable = false, .recompute = Recompute::kComputeBound});
+  planner.learn(*planner.recorded_step(), record);
+  planner.begin_step();
+  CHECK(planner.decide(region).decision == kRecompute);
+  planner.learn(*planner.recorded_step(), record);
+  planner.begin_step();
+  CHECK(planner.decide(region).decision == kKeep);
+}
+
+// With 15 bytes the first moves, and compute waits 10 ms for it to come back.
+StepRecord tight() {
+  StepRecord record;
+  record.storages = {{.bytes = 10, .saved_ms = 10, .idle_ms = 10, .needed_ms = 70, .released_ms = 80},
+                     {.bytes = 10, .saved_ms = 20, .idle_ms = 20, .needed_ms = 50, .released_ms = 59}};
+  record.other = {{0, 5}};
+  record.backward_ms = 40;
+  record.end_ms = 80;
+  return record;
+}
+
+std::shared_ptr<const Plan> tight_plan(StepPlanner& planner) {
+  const Step two{{10}, {10}};
+  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
+    decided(planner, two);
+    planner.learn(*planner.recorded_step(), tight());
+  }
+  Plans plan;
+  decided(planner, two, &plan);
+  return plan;
+}
+
+TEST_CASE("a step that took far longer than its plan says has it made again with slower copies") {
+  StepPlanner planner = with_room_for(15);
+  const std::shared_ptr<const Plan> plan = tight_plan(planner);
+  REQUIRE(plan != nullptr);
+  REQUIRE(plan->predicted.step_ms == 90);
+  planner.correct(plan, 80, {93, 15});
+  CHECK(planner.last_plan()->plan == plan);
+  planner.correct(plan, 80, {110, 15});
+  const StepPlanner::Known known = *planner.last_plan();
+  CHECK(known.plan->predicted.step_ms == Approx(110).margin(0.1));
+  CHECK(planner.rates(known).out_bytes_per_ms < 0.7);
+  CHECK(planner.rates(known).in_bytes_per_ms < 0.7);
+  CHECK(known.record.end_ms == 80);
+}
+
+TEST_CASE("a step whose compute was slower has its plan made again with the same copies") {
+  StepPlanner planner = with_room_for(15);
+  planner.correct(tight_plan(planner), 160, {172, 15});
+  const StepPlanner::Known known = *planner.last_plan();
+  CHECK(known.record.end_ms == 160);
+  CHECK(known.plan->predicted.step_ms == Approx(170).margin(0.1));
+  CHECK(planner.rates(known).in_bytes_per_ms == 1);
+}
+
+TEST_CASE("a step that took more memory than its budget has its plan made again for as much less") {
+  StepPlanner planner = with_room_for(25);
+  const std::shared_ptr<const Plan> plan = tight_plan(planner);
+  REQUIRE(plan->predicted.kept_bytes == 20);
+  planner.correct(plan, 80, {80, 25});
+  CHECK(planner.last_plan()->plan == plan);
+  planner.correct(plan, 80, {80, 27});
+  const StepPlanner::Known known = *planner.last_plan();
+  CHECK(known.plan->predicted.kept_bytes == 10);
+  CHECK(known.plan->predicted.peak_bytes <= 25);
+  CHECK(known.record.other.back().bytes == 7);  // two of these are what nothing else explains
+  planner.correct(known.plan, 80, {known.plan->predicted.step_ms, 1000});  // no plan would fit
+  CHECK(planner.last_plan()->plan == known.plan);
+}
+
+TEST_CASE("a plan that was corrected for its times as often as it may be is still made again for its memory") {
+  StepPlanner planner = with_room_for(25);
+  std::shared_ptr<const Plan> plan = tight_plan(planner);
+  for (int i = 0; i < StepPlanner::kCorrections; ++i) {
+    planner.correct(plan, 80.0 * (i + 2), {80.0 * (i + 2), 25});
+    plan = planner.last_plan()->plan;
+  }
+  planner.correct(plan, 1000, {1000, 25});
+  REQUIRE(planner.last_plan()->plan == plan);
+  planner.correct(plan, 1000, {1000, 27});
+  CHECK(planner.last_plan()->plan != plan);
+  CHECK(planner.last_plan()->plan->predicted.kept_bytes == 10);
+  CHECK(planner.last_plan()->corrections == StepPlanner::kCorrections);
+}
+
+TEST_CASE("a plan that offloads more than there was room for is made again for the next step") {
+  StepPlanner planner = with_room_for(75);
+  const Step four{{30}, {20}, {10}, {30}};
+  teach(planner, four);
+  Plans first;
+  REQUIRE(decided(planner, four, &first) == std::vector{kOffload, kKeep, kKeep, kKeep});
+  planner.limit_host(30);
+  Plans plan;
+  decided(planner, four, &plan);
+  CHECK(plan == first);  // has room
+  planner.limit_host(20);
+  CHECK(planner.decide({}).plan == first);  // the present step goes on
+  CHECK(decided(planner, four) == std::vector{kKeep, kOffload, kKeep, kKeep});
+  planner.limit_host(5);
+  CHECK(decided(planner, four) == std::vector{kKeep, kOffload, kKeep, kKeep});  // no plan would fit
+  planner.forget_plans();
+  teach(planner, four);
+  CHECK(decided(planner, four) == std::vector{kOffload, kKeep, kKeep, kKeep});  // within the first limit
+}
+
+TEST_CASE("after two records a step follows its plan") {
+  StepPlanner planner = with_room_for(1000);
+  decided(planner, kThree);
+  planner.learn(1, record_of(kThree));
+  CHECK(decided(planner, kThree) == std::vector{kOffload, kRecompute, kOffload});
+  planner.learn(2, record_of(kThree));
+  Plans plan;
+  CHECK(decided(planner, kThree, &plan) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(planner.recorded_step() == std::nullopt);
+  REQUIRE(plan != nullptr);
+  CHECK(plan->predicted.kept_bytes == 60);
+}
+
+TEST_CASE("a plan keeps to the budget that the policy was made with") {
+  StepPlanner planner = with_room_for(50);
+  teach(planner, kThree);
+  CHECK(decided(planner, kThree) == std::vector{kOffload, kKeep, kKeep});
+}
+
+TEST_CASE("a record that comes when the next step has begun is learned from") {
+  StepPlanner planner = with_room_for(1000);
+  decided(planner, kThree);
+  decided(planner, kThree);
+  planner.learn(1, record_of(kThree));
+  decided(planner, kThree);
+  planner.learn(2, record_of(kThree));
+  CHECK(decided(planner, kThree) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("a step that strays from its plan takes the least memory from there on, and the next one is recorded") {
+  StepPlanner planner = with_room_for(1000);
+  teach(planner, kThree, kNearlyAll);
+  const Storage odd = GENERATE(Storage{21, Recompute::kMemoryBound}, Storage{21},
+                               Storage{20, Recompute::kMemoryBound, "SiluBackward0"});
+  const Step other{{10}, odd, {30}};
+  const Decision safe = odd.recompute == Recompute::kNo ? kOffload : kRecompute;
+  Plans plan;
+  CHECK(decided(planner, other, &plan) == std::vector{kKeep, safe, kOffload});
+  CHECK(plan == nullptr);
+  CHECK(planner.recorded_step() == std::nullopt);
+  CHECK(decided(planner, other) == std::vector{kOffload, safe, kOffload});
+  CHECK(planner.recorded_step());
+}
+
+TEST_CASE("a step longer than its plan strays, and a shorter one does not") {
+  StepPlanner planner = with_room_for(1000);
+  teach(planner, kThree, kNearlyAll);
+  CHECK(decided(planner, {{10}, {20, Recompute::kMemoryBound}}) == std::vector{kKeep, kKeep});
+  CHECK(decided(planner, {{10}, {20, Recompute::kMemoryBound}, {30}, {40}}) ==
+        std::vector{kKeep, kKeep, kKeep, kOffload});
+}
+
+TEST_CASE("steps that are never alike are left alone as far as they fit whole") {
+  StepPlanner planner = with_room_for(100);
+  for (std::uint64_t i = 0; i < StepPlanner::kRecordedSteps; ++i) {
+    const Step step{{10 + i}, {20}};
+    CHECK(decided(planner, step) == std::vector{kOffload, kOffload});
+    planner.learn(*planner.recorded_step(), record_of(step, /*afterwards=*/40));
+  }
+  CHECK(decided(planner, {{12}, {20}}) == std::vector{kKeep, kKeep});
+  CHECK(planner.recorded_step() == std::nullopt);
+  CHECK(decided(planner, {{20}, {20, Recompute::kMemoryBound}, {6}}) == std::vector{kKeep, kKeep, kOffload});
+  CHECK(decided(planner, {{12}, {20}}) == std::vector{kOffload, kOffload});
+  CHECK(planner.recorded_step());
+}
+
+TEST_CASE("steps that are never alike move where what was recorded would not fit whole, and where there is no budget") {
+  const Goal goal = GENERATE(Goal(DeviceBytes{69}), Goal(Slowdown{1}), Goal(LeastMemory{}));
+  StepPlanner planner(goal, kUnlimited, kOneByteEachMs, 1);
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    const Step step{{10 + i}, {20}};
+    CHECK(decided(planner, step) == std::vector{kOffload, kOffload});
+    REQUIRE(planner.recorded_step());
+    planner.learn(*planner.recorded_step(), record_of(step, /*afterwards=*/40));
+  }
+}
+
+TEST_CASE("a step that strays and fits whole is left alone, and the next ones follow their plans") {
+  StepPlanner planner = with_room_for(100);
+  teach(planner, kThree);
+  CHECK(decided(planner, {{10}, {21}, {30}}) == std::vector{kKeep, kKeep, kKeep});
+  Plans plan;
+  CHECK(decided(planner, kThree, &plan) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(plan != nullptr);
+  CHECK(decided(planner, {{10}, {21}, {70}}) == std::vector{kKeep, kKeep, kOffload});
+  CHECK(decided(planner, kThree) == std::vector{kOffload, kRecompute, kOffload});
+  CHECK(planner.recorded_step());
+}
+
+TEST_CASE("plans are kept side by side") {
+  StepPlanner planner = with_room_for(70);
+  const Step longer{{12}, {20, Recompute::kMemoryBound}, {60}};
+  teach(planner, kThree);
+  decided(planner, longer);  // strays, so that the next is recorded
+  teach(planner, longer);
+  const std::vector<Decision> for_longer = decided(planner, longer);
+  CHECK(for_longer[0] == kOffload);
+  CHECK(decided(planner, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(decided(planner, longer) == for_longer);
+  CHECK(planner.recorded_step() == std::nullopt);
+}
+
+TEST_CASE("a step that begins like two plans follows the last used one, and then its own") {
+  StepPlanner planner = with_room_for(1000);
+  const Step longer{{10}, {20, Recompute::kMemoryBound}, {60}};
+  teach(planner, kThree, kNearlyAll);
+  decided(planner, longer);
+  teach(planner, longer, kNearlyAll);
+  Plans plan;
+  CHECK(decided(planner, kThree, &plan) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(plan->decisions.size() == 3);
+  CHECK(plan->predicted.kept_bytes == 60);
+}
+
+TEST_CASE("steps that take turns are all planned in the end") {
+  StepPlanner planner = with_room_for(1000);
+  const Step longer{{10}, {20, Recompute::kMemoryBound}, {60}};
+  int recorded = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Step& step = i % 2 == 0 ? kThree : longer;
+    decided(planner, step);
+    if (const auto number = planner.recorded_step()) {
+      planner.learn(*number, record_of(step));
+      ++recorded;
+    }
+  }
+  CHECK(recorded < 10);
+  CHECK(decided(planner, kThree) == std::vector{kKeep, kKeep, kKeep});
+  CHECK(decided(planner, longer) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("a step that never comes again is not waited for without end") {
+  StepPlanner planner = with_room_for(1000);
+  teach(planner, kThree, kNearlyAll);
+  decided(planner, {{11}});
+  int recorded = 0;
+  for (int i = 0; i < 20; ++i) {
+    decided(planner, kThree);
+    recorded += planner.recorded_step() ? 1 : 0;
+  }
+  CHECK(recorded > 0);
+  CHECK(recorded < 10);
+}
+
+TEST_CASE("the plan that was not used for longest is forgotten") {
+  StepPlanner planner = with_room_for(1000);
+  for (std::uint64_t i = 0; i <= StepPlanner::kMaxPlans; ++i) {
+    const Step step{{100 + i}};
+    decided(planner, step);
+    teach(planner, step, kNearlyAll);
+  }
+  CHECK(decided(planner, {{101}}) == std::vector{kKeep});
+  CHECK(decided(planner, {{100}}) == std::vector{kOffload});
+}
+
+TEST_CASE("an evaluation that strays has the next step not recorded") {
+  StepPlanner planner = with_room_for(1000);
+  teach(planner, kThree);
+  decided(planner, {{7}});
+  planner.drop_step();
+  CHECK(decided(planner, kThree) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("a record that comes in the middle of a step does not change which plan that follows") {
+  StepPlanner planner = with_room_for(1000);
+  const Step one{{10}, {20}, {30}};
+  const Step other{{10}, {20}, {30}, {40}};
+  decided(planner, one);
+  planner.learn(1, record_of(one));
+  decided(planner, one);
+  decided(planner, other);
+  planner.learn(2, record_of(one));  // planned from here on
+  Plans plan;
+  decided(planner, {one[0]}, &plan);
+  REQUIRE(plan != nullptr);
+  planner.learn(3, record_of(other));
+  Candidate next;
+  next.bytes = 20;
+  next.operation = "MmBackward0";
+  const StepPlanner::Answer answer = planner.decide(next);
+  CHECK(answer.decision == kKeep);
+  CHECK(answer.plan == plan);
+  CHECK(plan->decisions.size() == 3);
+}
+
+TEST_CASE("a step that was dropped follows no plan") {
+  StepPlanner planner = with_room_for(1000);
+  decided(planner, kThree);
+  planner.drop_step();
+  CHECK(planner.decide({}).plan == nullptr);
+  CHECK(planner.recorded_step() == std::nullopt);
+}
+
+TEST_CASE("records of other steps are ignored") {
+  StepPlanner planner = with_room_for(1000);
+  decided(planner, kThree);
+  planner.learn(7, record_of(kThree));
+  planner.learn(1, record_of(kThree));
+  planner.learn(1, record_of(kThree));  // is over
+  decided(planner, kThree);
+  planner.learn(2, record_of({{10}}));
+  CHECK(decided(planner, kThree) == std::vector{kOffload, kRecompute, kOffload});
+}
+
+TEST_CASE("small storages are kept, and are no part of the plan") {
+  StepPlanner planner(DeviceBytes{1000}, kUnlimited, kOneByteEachMs, 8);
+  const Step step{{10}, {7}, {30}};
+  CHECK(decided(planner, step) == std::vector{kOffload, kKeep, kOffload});
+  CHECK(planner.least_bytes() == 8);
+  planner.learn(1, record_of({{10}, {30}}));
+  decided(planner, step);
+  planner.learn(2, record_of({{10}, {30}}));
+  CHECK(decided(planner, step) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("what is planned to be recomputed but cannot be is offloaded") {
+  StepPlanner planner(DeviceBytes{50}, 0, kOneByteEachMs, 1);  // no host memory, so that it is recomputed
+  const Step can{{10, Recompute::kMemoryBound}, {20}, {30}};
+  teach(planner, can);
+  CHECK(decided(planner, can) == std::vector{kRecompute, kKeep, kKeep});
+  Plans plan;
+  CHECK(decided(planner, {{10}, {20}, {30}}, &plan) == std::vector{kOffload, kKeep, kKeep});
+  CHECK(plan != nullptr);
+  CHECK(planner.recorded_step() == std::nullopt);
+}
+
+TEST_CASE("a step that can be recomputed only now and then is recorded as one step") {
+  StepPlanner planner = with_room_for(1000);
+  const Step cannot{{10}, {20}, {30}};
+  decided(planner, cannot);
+  planner.learn(1, record_of(cannot));
+  decided(planner, kThree);
+  planner.learn(2, record_of(kThree));
+  CHECK(decided(planner, cannot) == std::vector{kKeep, kKeep, kKeep});
+}
+
+TEST_CASE("there is no last plan before a step is planned") {
+  StepPlanner planner = with_room_for(1000);
+  CHECK_FALSE(planner.last_plan());
+  decided(planner, kThree);
+  planner.learn(1, record_of(kThree));
+  CHECK_FALSE(planner.last_plan());
+}
+
+TEST_CASE("the last plan comes with what it was made from") {
+  StepPlanner planner = with_room_for(50);
+  decided(planner, kThree);
+  planner.learn(1, record_of(kThree));
+  decided(planner, kThree);
+  StepRecord last = record_of(kThree);
+  last.end_ms += 7;
+  planner.learn(2, last);
+  const auto known = planner.last_plan();
+  REQUIRE(known);
+  CHECK(known->signature == StepPlanner::Signature{{10, "MmBackward0"}, {20, "MmBackward0"}, {30, "MmBackward0"}});
+  CHECK(known->records == 2);
+  CHECK(known->record.end_ms == last.end_ms);
+  REQUIRE(known->plan != nullptr);
+  CHECK(known->plan->decisions == std::vector{kOffload, kKeep, kKeep});
+}
+
+TEST_CASE("the last plan is the one that was made or followed last") {
+  StepPlanner planner = with_room_for(1000);
+  const Step longer{{12}, {20}, {30}, {40}};
+  teach(planner, kThree, kNearlyAll);
+  decided(planner, longer);  // strays, so that the next is recorded
+  teach(planner, longer, kNearlyAll);
+  CHECK(planner.last_plan()->signature.size() == 4);
+  decided(planner, kThree);
+  CHECK(planner.last_plan()->signature.size() == 3);
+}
+
+TEST_CASE("a step that is only recorded leaves the last plan as it was") {
+  StepPlanner planner = with_room_for(1000);
+  const Step longer{{12}, {20}, {30}, {40}};
+  teach(planner, kThree, kNearlyAll);
+  decided(planner, longer);
+  decided(planner, longer);
+  REQUIRE(planner.recorded_step());
+  planner.learn(*planner.recorded_step(), record_of(longer, kNearlyAll));
+  REQUIRE(planner.last_plan());
+  CHECK(planner.last_plan()->signature.size() == 3);
+}
+
+}  // namespace
+}  // namespace ebb
