@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +15,11 @@
 #include <torch/optim/sgd.h>
 
 #include "streams/base/mutex.h"
-#include "streams/base/process_mark.h"
 
 namespace ebb {
 
-class BackgroundUpdates;
-struct UpdateRule;
+class UpdateRule;
+class Updates;
 
 // When an optimizer updates parameters.
 enum class UpdateIn : std::uint8_t {
@@ -126,7 +124,10 @@ class Optimizer : public torch::optim::Optimizer {
   void zero_grad(bool set_to_none = true);
 
  protected:
-  Optimizer(const UpdateRule& rule, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+  // How LibTorch's options update a parameter. `step`: from 1. Throws std::invalid_argument for another optimizer's.
+  using RuleOf = std::shared_ptr<UpdateRule> (*)(const torch::optim::OptimizerOptions& options, std::int64_t step);
+
+  Optimizer(RuleOf rule_of, const std::vector<torch::optim::OptimizerParamGroup>& groups,
             std::unique_ptr<torch::optim::OptimizerOptions> defaults, UpdateIn update_in, UpdateOn update_on);
 
   // Has `read` read an archive, and puts every state that has been read beside its parameter. Where that throws,
@@ -134,26 +135,16 @@ class Optimizer : public torch::optim::Optimizer {
   void load_by(const std::function<void()>& read);
 
  private:
-  // Where a parameter was when it was last asked for.
-  struct Place {
-    std::size_t group = 0;
-    std::size_t in_group = 0;
-  };
-
+  void check_options() const;
   void place_loaded_states();
-  void update_in_backward(const at::Tensor& parameter, Place& place);
-  const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter, Place& place);
-  void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
-  bool update_later(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options);
+  void update_in_backward(const at::Tensor& parameter, std::size_t place);
+  [[nodiscard]] const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter, std::size_t place) const;
   OptimizerState& state_of(const at::Tensor& parameter);
 
-  const UpdateRule& rule_;
-  const UpdateIn update_in_;
-  const UpdateOn update_on_;
-  Mutex mutex_;  // of state_, too: leaves of several devices have their gradients on several threads
-  std::unordered_set<const void*> updated_ EBB_GUARDED_BY(mutex_);  // in backward, since the last step()
+  const RuleOf rule_of_;
+  Mutex mutex_;                       // of state_: leaves of several devices have their gradients on several threads
   std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
-  const std::unique_ptr<BackgroundUpdates, UnlessForked> background_;
+  const std::unique_ptr<Updates> updates_;
 };
 
 // `Options`: those of LibTorch's optimizer of the same name.

@@ -10,18 +10,18 @@ namespace ebb {
 // these, once, before the first Offloader.
 //
 // Note [The interpreter's lock]
-// A policy, a checkpointed function or an optimizer's update that is written in Python takes the GIL, and ebb calls
-// these with locks of its own held: Decider::policy_mutex_, Region::run_mutex_, SavedStorage::recompute_mutex_ and
-// PostponedWork::mutex_. A thread that had the GIL and waited for such a lock would wait for ever. Autograd mostly
-// saves without the GIL, but a custom Function of Python's packs and unpacks with the GIL held. So a hook releases the
-// GIL before it takes one of these four locks, and takes the GIL back when the hook is done. Code that takes only other
-// locks, such as the end of a save, keeps the GIL: nothing that takes the GIL is called under those. So a device meter,
-// which the end of a save may ask, must not be written in Python. Nor is a weak reference to a tensor or a storage made
-// strong under those, or a strong one destroyed: where an object of Python's has the only other reference, LibTorch
-// takes the GIL to count it. Nor is device memory asked for under those: with its memory history on
-// (torch.cuda.memory._record_memory_history), LibTorch's allocator takes the GIL. An exception lies under
-// SavedStorage::mutex_: an unpack makes the reference to what it has handed out strong, of which the program may have
-// the storage object of Python's alone.
+// A policy or a checkpointed function that is written in Python takes the GIL, and ebb calls these with locks of its
+// own held: Decider::policy_mutex_, Region::run_mutex_ and SavedStorage::recompute_mutex_. Work that was put off may
+// take the GIL as well, under PostponedWork::mutex_: it uses tensors that Python has, too. A thread that had the GIL
+// and waited for such a lock would wait for ever. Autograd mostly saves without the GIL, but a custom Function of
+// Python's packs and unpacks with the GIL held. So a hook releases the GIL before it takes one of these four locks, and
+// takes the GIL back when the hook is done. Code that takes only other locks, such as the end of a save, keeps the GIL:
+// nothing that takes the GIL is called under those. So a device meter, which the end of a save may ask, must not be
+// written in Python. Nor is a weak reference to a tensor or a storage made strong under those, or a strong one
+// destroyed: where an object of Python's has the only other reference, LibTorch takes the GIL to count it. Nor is device
+// memory asked for under those: with its memory history on (torch.cuda.memory._record_memory_history), LibTorch's
+// allocator takes the GIL. An exception lies under SavedStorage::mutex_: an unpack makes the reference to what it has
+// handed out strong, of which the program may have the storage object of Python's alone.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.

@@ -55,7 +55,7 @@ void PostponedWork::before_use() {
     return;
   }
   Held held;                             // destroyed after the lock is released: other people's code may run then
-  const WithoutInterpreterLock without;  // the work may be written in Python
+  const WithoutInterpreterLock without;  // which the work may take
   const MutexLock lock(mutex_);
   if (!has_run_) {
     run_locked(held);

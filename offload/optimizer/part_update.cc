@@ -26,9 +26,10 @@ constexpr std::int64_t kPiece = 1 << 21;  // elements: with 16 threads 512 KiB i
 // With whose operations rows are updated. kFused: contiguous ones, on the CPU.
 enum class Kernels : std::uint8_t { kOneByOne, kFused };
 
-// A negated tensor's memory has the other sign.
+// A negated tensor's memory has the other sign, and a subclass may have memory elsewhere.
 bool can_be_fused(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && tensor.is_floating_point() && !tensor.is_neg();
+  return tensor.is_contiguous() && tensor.is_floating_point() && !tensor.is_neg() &&
+         !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
 // Where a gradient is the parameter or a state, one operation after the other sees what those before have written, and
@@ -43,8 +44,9 @@ bool is_apart(const at::Tensor& gradient, const at::Tensor& parameter, const Par
 
 Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
   const bool all = update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
-                   can_be_fused(gradient) && is_apart(gradient, rows, part) &&
-                   std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); });
+                   can_be_fused(gradient) &&
+                   std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); }) &&
+                   is_apart(gradient, rows, part);
   return all ? Kernels::kFused : Kernels::kOneByOne;
 }
 
@@ -55,8 +57,7 @@ Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Pa
 // LibTorch's fused kernels want one type for all. So a gradient in bfloat16 is made float32 piece by piece, and each
 // piece of the target is rounded as soon as it is updated: pieces are small enough for the cores' caches, so that
 // hardly more bytes pass the memory than a kernel for both types would read and write.
-void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tensor& rounded,
-                   const torch::optim::OptimizerOptions& options) {
+void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tensor& rounded) {
   const at::NoGradGuard no_grad;
   const at::Tensor target = rows.target.view({-1});
   const at::Tensor gradient = rows.gradient.view({-1});
@@ -83,7 +84,7 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
     if (result.defined() && !at::equal(before.narrow(0, 0, size).copy_(piece_target), piece(result))) {
       follow_weight(piece_target, piece(result));  // which makes tensors of the piece's size
     }
-    rule.update_fused({piece_target, piece_gradient, piece_states, rows.step, rows.has_new_states}, options);
+    rule.update_fused({piece_target, piece_gradient, piece_states, rows.has_new_states});
     if (result.defined()) {
       piece(result).copy_(piece_target);
     }
@@ -98,37 +99,41 @@ void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part&
   const bool rounds = has_master && follows_weight;
   const at::Tensor target = has_master ? master->second : rows;
   if (kernels == Kernels::kFused) {
-    const at::Tensor rounded = rounds ? rows : at::Tensor();
-    update_on_cpu(update.rule, {target, gradient, part, update.step, update.has_new_states}, rounded, *update.options);
+    update_on_cpu(*update.rule, {target, gradient, part, update.has_new_states}, rounds ? rows : at::Tensor());
     return;
   }
   if (rounds) {
     follow_weight(target, rows);
   }
   const at::Tensor in_targets_type = has_master ? gradient.to(at::kFloat) : gradient;
-  update.rule.update({target, in_targets_type, part, update.step, update.has_new_states}, *update.options);
+  update.rule->update({target, in_targets_type, part, update.has_new_states});
   if (rounds) {
     rows.copy_(target);
   }
 }
 
-std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<Part>& parts, const UpdateRule& rule) {
-  std::vector<RowRange> ranges = row_ranges(parameter);
+// kRead where the parameter's values go into its states.
+PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts) {
+  const bool reads = update.rule->do_states_take_target() && !parts.front().empty() && !parts.front().contains(kMaster);
+  return reads ? PostponedWork::TargetUse::kRead : PostponedWork::TargetUse::kWritten;
+}
+
+std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<Part>& parts, const Update& update) {
+  std::vector<RowRange> ranges = row_ranges(parameter, update.elements_at_once);
   bool are_sizes_alike = ranges.size() == parts.size();
   for (std::size_t i = 0; are_sizes_alike && i < parts.size(); ++i) {
     const at::Tensor rows = ranges[i].of(parameter);
     are_sizes_alike =
         std::ranges::all_of(parts[i], [&](const auto& state) { return state.second.sizes() == rows.sizes(); });
   }
-  TORCH_CHECK(are_sizes_alike, "ebb: a parameter of ", rule.name, " has other sizes than before");
+  TORCH_CHECK(are_sizes_alike, "ebb: a parameter of ", update.rule->name(), " has other sizes than before");
   return ranges;
 }
 
-// What an update at home takes beside the parameter: the gradient, unless there is a copy of it, and then the parts'
-// tensors.
-std::vector<at::Tensor> others_at_home(const at::Tensor& gradient, bool is_copied, const std::vector<Part>& parts) {
+// What an update takes beside the parameter: the gradient, unless that is undefined, and then the parts' tensors.
+std::vector<at::Tensor> others_of(const at::Tensor& gradient, const std::vector<Part>& parts) {
   std::vector<at::Tensor> others;
-  if (!is_copied) {
+  if (gradient.defined()) {
     others.push_back(gradient);
   }
   for (const Part& part : parts) {
@@ -137,13 +142,13 @@ std::vector<at::Tensor> others_at_home(const at::Tensor& gradient, bool is_copie
   return others;
 }
 
-// `home`: of the parameter and others_at_home(). `copy`: of a gradient that has no home.
+// `home`: of the parameter and others_of(). `copy`: of a gradient that has no home, and that these others lack.
 void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::string>& names, std::size_t count,
                     const Update& update) {
   const at::Tensor& parameter = home.tensors().front();
   const at::Tensor gradient = copy == nullptr ? home.tensors()[1] : copy->wait();
   const std::vector<Part> parts = as_parts(home.tensors(), copy == nullptr ? 2 : 1, names, count);
-  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
+  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     update_rows(ranges[i].of(parameter), ranges[i].of(gradient), parts[i], update, Kernels::kFused,
                 /*follows_weight=*/true);
@@ -153,7 +158,7 @@ void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::s
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                   const Update& update, UpdateOn update_on, bool follows_weight) {
   const OnDevice all_parts({parameter, gradient});
-  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update.rule);
+  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     std::vector<at::Tensor> tensors;
     append_tensors(parts[i], tensors);
@@ -167,20 +172,17 @@ void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const
 
 }  // namespace
 
-PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts) {
-  const UpdateRule& rule = update.rule;
-  const bool reads = rule.do_states_take_target != nullptr && rule.do_states_take_target(*update.options);
-  return reads && !parts.front().empty() && !parts.front().contains(kMaster) ? PostponedWork::TargetUse::kRead
-                                                                             : PostponedWork::TargetUse::kWritten;
-}
-
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
-  std::vector<at::Tensor> tensors = others_at_home(gradient, !has_home(gradient), parts);
+  const auto are_apart = [&](const Part& part) { return is_apart(gradient, parameter, part); };
+  std::vector<at::Tensor> tensors = others_of(gradient, parts);
   tensors.push_back(parameter);
-  const bool are_apart =
-      std::ranges::all_of(parts, [&](const Part& part) { return is_apart(gradient, parameter, part); });
-  return are_apart && can_be_fused(gradient) && std::ranges::all_of(tensors, can_be_fused) &&
-         AtHome::is_possible(tensors);
+  if (!std::ranges::all_of(tensors, can_be_fused) || !std::ranges::all_of(parts, are_apart)) {
+    return false;
+  }
+  if (!has_home(gradient)) {
+    tensors.erase(tensors.begin());
+  }
+  return AtHome::is_possible(tensors);
 }
 
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
@@ -190,7 +192,7 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
     const bool is_copied = !has_home(gradient);
     const std::shared_ptr<HostCopy> copy = is_copied ? HostCopy::start(parameter, gradient) : nullptr;
     if (copy != nullptr || !is_copied) {
-      std::vector<at::Tensor> tensors = others_at_home(gradient, is_copied, parts);
+      std::vector<at::Tensor> tensors = others_of(is_copied ? at::Tensor() : gradient, parts);
       tensors.insert(tensors.begin(), parameter);
       if (const std::unique_ptr<AtHome> home = AtHome::of(tensors)) {
         update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
@@ -205,6 +207,17 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
   }
 }
 
+bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+                        const Update& update, UpdateOn update_on) {
+  return postpone(
+      parameter, others_of(gradient, parts),
+      [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
+                                                                                 const std::vector<at::Tensor>& taken) {
+        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on, is_managed(target));
+      },
+      target_use_of(update, parts));
+}
+
 std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
                                                     const std::shared_ptr<HostCopy>& copy,
                                                     const std::vector<Part>& parts, const Update& update) {
@@ -214,7 +227,7 @@ std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter,
     prepare = [copy, on_device, device = parameter.device()] { *on_device = copy->wait().to(device); };
   }
   return postpone_at_home(
-      parameter, others_at_home(gradient, copy != nullptr, parts),
+      parameter, others_of(copy == nullptr ? gradient : at::Tensor(), parts),
       [copy, on_device, names = names_of(parts.front()), count = parts.size(), update](
           const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
         if (home != nullptr) {

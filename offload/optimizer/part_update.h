@@ -5,25 +5,21 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/optim/optimizer.h>
 
 #include "offload/managed/host_copy.h"
 #include "offload/managed/postponed_work.h"
 #include "offload/optimizer.h"
 #include "offload/optimizer/parts.h"
+#include "offload/optimizer/update_rule.h"
 
 namespace ebb {
 
 // One update of a parameter.
 struct Update {
-  const UpdateRule& rule;
-  std::shared_ptr<const torch::optim::OptimizerOptions> options;
-  std::int64_t step;    // from 1
+  std::shared_ptr<const UpdateRule> rule;
   bool has_new_states;  // which are zero
+  std::int64_t elements_at_once = kElementsAtOnce;
 };
-
-// kRead where the parameter's values go into its states.
-[[nodiscard]] PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts);
 
 // Whether all that an update takes is at home in memory, or is a gradient that can be copied there, and LibTorch's
 // fused kernels take such tensors. Only a hint, as AtHome::is_possible().
@@ -35,6 +31,10 @@ struct Update {
 // stands in for one that has ended, which has no value; the masters have it.
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                 const Update& update, UpdateOn update_on, bool follows_weight);
+
+// Puts an update off, as postpone(). Returns false, and has done nothing, where the update cannot be put off.
+[[nodiscard]] bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient,
+                                      const std::vector<Part>& parts, const Update& update, UpdateOn update_on);
 
 // Puts an update at home off: PostponedWork has the contract. `copy`: of a gradient that has no home; otherwise
 // null. Returns null, and has done nothing, where the update cannot be put off.

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/optim/optimizer.h>
 
 #include "offload/optimizer/update_rule.h"
 
@@ -18,7 +17,7 @@ using Part = std::map<std::string, at::Tensor>;
 
 inline constexpr const char* kMaster = "master";
 
-// The most elements of a part, unless one row has more.
+// The most elements of a part, unless one row has more: where the caller does not say another number.
 inline constexpr std::int64_t kElementsAtOnce = 1 << 24;
 
 // Rows of a parameter: from `begin` to before `end`.
@@ -30,20 +29,21 @@ struct RowRange {
   [[nodiscard]] at::Tensor of(const at::Tensor& tensor) const;
 };
 
-// The rows of each part of a parameter.
-[[nodiscard]] std::vector<RowRange> row_ranges(const at::Tensor& parameter);
+// The rows of each part of a parameter, with at most so many elements, or one row. A tensor of a subclass with
+// operations of its own is one part: its rows need not be views (a DTensor's are copies).
+[[nodiscard]] std::vector<RowRange> row_ranges(const at::Tensor& parameter, std::int64_t elements_at_once);
 
-// The type of a parameter's states and master: its own, but float32 for what has a master.
-[[nodiscard]] at::ScalarType state_type(const at::Tensor& parameter);
-
-// Whether the part has what an update with these options takes.
-[[nodiscard]] bool has_all_states(const Part& part, const at::Tensor& parameter, const UpdateRule& rule,
-                                  const torch::optim::OptimizerOptions& options);
+// Whether the part has what an update takes.
+[[nodiscard]] bool has_all_states(const Part& part, const at::Tensor& parameter, const UpdateRule& rule);
 
 // Makes what is missing, beside the parameter: masters of the parameter, and other states of zeros. Returns whether
 // there are any such others.
 bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const UpdateRule& rule,
-                const torch::optim::OptimizerOptions& options);
+                std::int64_t elements_at_once);
+
+// Copies of states of all rows, beside the parameter. Throws c10::Error where one has other sizes than the parameter.
+[[nodiscard]] std::vector<Part> place_states(const at::Tensor& parameter, const Part& whole,
+                                             std::int64_t elements_at_once);
 
 // Has a master take the weight's value wherever the master does not round to it: the program has written the weight.
 void follow_weight(const at::Tensor& master, const at::Tensor& weight);

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include "offload/optimizer/optimizer_with.h"
 
@@ -12,60 +13,70 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::SGDOptions;
 
-void check(const OptimizerOptions& given) {
-  const auto* options = dynamic_cast<const SGDOptions*>(&given);
-  if (options == nullptr) {
-    throw std::invalid_argument("ebb: SGD got options of another optimizer");
-  }
-  if (!(options->lr() >= 0) || !(options->momentum() >= 0) || !(options->weight_decay() >= 0)) {
-    throw std::invalid_argument("ebb: SGD needs lr, momentum and weight_decay of at least 0");
-  }
-  if (options->nesterov() && (options->momentum() == 0 || options->dampening() != 0)) {
-    throw std::invalid_argument("ebb: SGD with nesterov needs momentum, and no dampening");
-  }
-}
+class SgdRule final : public UpdateRule {
+ public:
+  explicit SgdRule(const SgdNumbers& numbers) : numbers_(numbers) {}
 
-void update(const RowUpdate& rows, const OptimizerOptions& given) {
-  const auto& options = static_cast<const SGDOptions&>(given);
-  at::Tensor direction = rows.gradient;
-  if (options.weight_decay() != 0) {
-    direction = direction.add(rows.target, options.weight_decay());
-  }
-  if (options.momentum() != 0) {
-    const at::Tensor& buffer = rows.states.at("momentum_buffer");
-    if (rows.has_new_states) {
-      buffer.copy_(direction);
-    } else {
-      buffer.mul_(options.momentum()).add_(direction, 1 - options.dampening());
+  [[nodiscard]] const char* name() const override { return "SGD"; }
+
+  void check() const override {
+    if (!(numbers_.lr >= 0) || !(numbers_.momentum >= 0) || !(numbers_.weight_decay >= 0)) {
+      throw std::invalid_argument("ebb: SGD needs lr, momentum and weight_decay of at least 0");
     }
-    direction = options.nesterov() ? direction.add(buffer, options.momentum()) : buffer;
+    if (numbers_.nesterov && (numbers_.momentum == 0 || numbers_.dampening != 0)) {
+      throw std::invalid_argument("ebb: SGD with nesterov needs momentum, and no dampening");
+    }
   }
-  rows.target.add_(direction, -options.lr());
-}
 
-void update_fused(const RowUpdate& rows, const OptimizerOptions& given) {
-  const auto& options = static_cast<const SGDOptions&>(given);
-  std::vector<at::Tensor> buffers;
-  if (options.momentum() != 0) {
-    buffers.push_back(rows.states.at("momentum_buffer"));
+  [[nodiscard]] std::vector<std::string> states() const override {
+    return numbers_.momentum != 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>();
   }
-  at::_fused_sgd_({rows.target}, {rows.gradient}, buffers, options.weight_decay(), options.momentum(), options.lr(),
-                  options.dampening(), options.nesterov(), /*maximize=*/false, rows.has_new_states, {}, {});
-}
+
+  [[nodiscard]] bool do_states_take_target() const override { return numbers_.weight_decay != 0; }
+
+  void update(const RowUpdate& rows) const override {
+    at::Tensor direction = numbers_.maximize ? -rows.gradient : rows.gradient;
+    if (numbers_.weight_decay != 0) {
+      direction = direction.add(rows.target, numbers_.weight_decay);
+    }
+    if (numbers_.momentum != 0) {
+      const at::Tensor& buffer = rows.states.at("momentum_buffer");
+      if (rows.has_new_states) {
+        buffer.copy_(direction);
+      } else {
+        buffer.mul_(numbers_.momentum).add_(direction, 1 - numbers_.dampening);
+      }
+      direction = numbers_.nesterov ? direction.add(buffer, numbers_.momentum) : buffer;
+    }
+    rows.target.add_(direction, -numbers_.lr);
+  }
+
+  void update_fused(const RowUpdate& rows) const override {
+    std::vector<at::Tensor> buffers;
+    if (numbers_.momentum != 0) {
+      buffers.push_back(rows.states.at("momentum_buffer"));
+    }
+    at::_fused_sgd_({rows.target}, {rows.gradient}, buffers, numbers_.weight_decay, numbers_.momentum, numbers_.lr,
+                    numbers_.dampening, numbers_.nesterov, numbers_.maximize, rows.has_new_states, {}, {});
+  }
+
+ private:
+  const SgdNumbers numbers_;
+};
 
 }  // namespace
 
+std::shared_ptr<UpdateRule> sgd_rule(const SgdNumbers& numbers) { return std::make_shared<SgdRule>(numbers); }
+
 template <>
-const UpdateRule& rule_of<SGDOptions>() {
-  static const UpdateRule rule{
-      "SGD",
-      {{"momentum_buffer",
-        [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).momentum() != 0; }}},
-      &check,
-      [](const OptimizerOptions& options) { return static_cast<const SGDOptions&>(options).weight_decay() != 0; },
-      &update,
-      &update_fused};
-  return rule;
+std::shared_ptr<UpdateRule> rule_of<SGDOptions>(const OptimizerOptions& given, std::int64_t /*step*/) {
+  const auto& options = options_as<SGDOptions>(given, "SGD");
+  return sgd_rule({.lr = options.lr(),
+                   .momentum = options.momentum(),
+                   .dampening = options.dampening(),
+                   .weight_decay = options.weight_decay(),
+                   .nesterov = options.nesterov(),
+                   .maximize = false});
 }
 
 template class OptimizerWith<SGDOptions>;

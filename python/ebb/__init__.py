@@ -27,7 +27,6 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
 import torch as _torch  # noqa: F401  (loads LibTorch, which the extension module needs)
 
 from ebb import policies
-from ebb._adam import Adam, AdamW
 from ebb._backward import wrap_backward as _wrap_backward
 from ebb._checkpoint import checkpoint
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
@@ -37,11 +36,10 @@ from ebb._managed import let_legacy_methods_pass as _let_legacy_methods_pass
 from ebb._managed import refuse_to_share_memory as _refuse_to_share_memory
 from ebb._mutation import wrap_mutation as _wrap_mutation
 from ebb._offloader import Offloader, no_offload
-from ebb._optimizer import Optimizer
+from ebb._optimizer import SGD, Adam, AdamW, Optimizer
 from ebb._plot import plot
 from ebb._profiler import wrap_profiler as _wrap_profiler
 from ebb._save import save
-from ebb._sgd import SGD
 from ebb._state_dict import wrap_state_dicts as _wrap_state_dicts
 from ebb._wrap import unwrap, wrap
 

@@ -1,4 +1,4 @@
-"""What Python has to know of managed tensors."""
+"""What Python has to know of managed tensors, and of tensors in parts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,3 +53,32 @@ def refuse_to_share_memory() -> None:
     wrap_once(torch.UntypedStorage, "is_shared", make_answer)
     for name in ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_"):
         wrap_once(torch.UntypedStorage, name, make_refusal)
+
+
+class Joined:
+    """A tensor that is in parts, one behind the other in the first dimension."""
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self.parts = parts
+        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def joined(state: Any, given: Callable[[Any], Any]) -> Any:
+    """What is given of each value in an optimizer's state of a parameter, with Joined in place of what is in parts."""
+    if not isinstance(state, dict):  # of the program's own
+        return state
+    parts = state.get("parts", [{}])
+    whole = {name: value for name, value in state.items() if name != "parts"}
+    whole |= {name: Joined([part[name] for part in parts]) for name in parts[0]}
+    return {name: given(value) for name, value in whole.items()}
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def to_host(value: Any) -> Any:
+    """A copy of a tensor in host memory; what else there is as it is."""
+    if isinstance(value, Joined):
+        return torch.cat([to_host(part) for part in value.parts])
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.clone() if value.is_cpu else value.cpu()

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 import torch
 
 from ebb import _core
-from ebb._optimizer import Joined, Optimizer
+from ebb._managed import Joined
+from ebb._optimizer import Optimizer
 from ebb._state_dict import StateDict
 
 _PROTOCOL = 2  # as torch.save's
@@ -99,7 +100,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Optimizer):
             has_hooks = bool(obj._optimizer_state_dict_post_hooks)  # these expect whole tensors
-            known = obj.state_dict() if has_hooks else obj.state_dict_in_parts()
+            known = obj.state_dict() if has_hooks else obj.state_dict(given=lambda value: value)
             return OrderedDict, (), None, None, iter(known.items())
         if isinstance(obj, StateDict):
             kind, arguments, attributes, _, _ = obj.__reduce__()

@@ -9,8 +9,8 @@ import torch
 import torch.utils._pytree
 
 from ebb import _core
-from ebb._managed import is_managed
-from ebb._optimizer import Optimizer, to_host
+from ebb._managed import is_managed, to_host
+from ebb._optimizer import Optimizer
 from ebb._wrap_once import wrap_once
 
 

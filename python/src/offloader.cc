@@ -38,7 +38,6 @@ class Entered {
 
 using EnteredOffload = Entered<OffloadGuard>;
 using EnteredNoOp = Entered<NoOpGuard>;
-using EnteredOnDevice = Entered<OnDevice>;
 
 py::list take_trace(Offloader& offloader) {
   using Us = std::chrono::duration<double, std::micro>;
@@ -53,25 +52,6 @@ py::list take_trace(Offloader& offloader) {
                                  Us(span.end.time_since_epoch()).count(), span.bytes, span.thread));
   }
   return result;
-}
-
-// `work` takes the target and a list of the others. Called on any thread.
-// `reads_target`: whether what the work writes to the others depends on the target's values.
-bool postpone_call(const at::Tensor& target, const std::vector<at::Tensor>& others, py::object work,
-                   bool reads_target) {
-  Shared held(std::move(work));
-  const py::gil_scoped_release released;
-  return postpone(
-      target, others,
-      [held = std::move(held)](const at::Tensor& there, const std::vector<at::Tensor>& taken) {
-        const py::gil_scoped_acquire gil;
-        try {
-          held.get()(there, taken);
-        } catch (py::error_already_set& error) {
-          rethrow_for_torch(error);
-        }
-      },
-      reads_target ? PostponedWork::TargetUse::kRead : PostponedWork::TargetUse::kWritten);
 }
 
 }  // namespace
@@ -124,11 +104,6 @@ void bind_offloader(py::module_& module) {
       py::arg("managed"), py::arg("other"), Released());
   module.def("bytes_of", &bytes_of, py::arg("storage"), Released());
   module.def("let_addresses_be_read", &let_addresses_be_read, py::arg("let"), Released());
-  module.def("postpone", &postpone_call, py::arg("target"), py::arg("others"), py::arg("work"),
-             py::arg("reads_target"));
-  py::class_<EnteredOnDevice, std::unique_ptr<EnteredOnDevice, DeleteWithoutGil>>(module, "OnDevice")
-      .def(py::init<const std::vector<at::Tensor>&>(), py::arg("tensors"), Released())
-      .def("end", &EnteredOnDevice::end, Released());
 
   py::class_<EnteredOffload, std::unique_ptr<EnteredOffload, DeleteWithoutGil>>(module, "OffloadGuard")
       .def(py::init<Offloader&>(), py::arg("offloader"), py::keep_alive<1, 2>())

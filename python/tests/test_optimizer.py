@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import ebb
-from ebb import _core
 from test_manage import assert_equal, new_model, train
 
 
@@ -68,6 +67,18 @@ def test_float32_has_the_bits_of_torch(home, kind, options, managed):
     if managed:
         home.manage(model, device_bytes="8KiB", minimum_bytes=0)
     assert_equal(train(model, getattr(ebb, kind)(model.parameters(), lr=1e-2, **options), home), expected)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
+@pytest.mark.parametrize("number", ["tensor", "float32"])
+def test_options_that_round_as_tensors_or_numpys_numbers_have_the_bits_of_torch(kind, number):
+    convert = torch.tensor if number == "tensor" else pytest.importorskip("numpy").float32
+    options = {"lr": convert(0.013), "weight_decay": 0.1}
+    if kind != "SGD" and number == "tensor":
+        options["betas"] = (convert(0.87), convert(0.983))
+    plain, model = new_model(), new_model()
+    expected = steps_of(plain, getattr(torch.optim, kind)(plain.parameters(), foreach=False, **options))
+    assert_equal(steps_of(model, getattr(ebb, kind)(model.parameters(), **options)), expected)
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
@@ -212,19 +223,6 @@ def test_updates_on_the_cpu_have_the_same_bits_for_managed_parameters(home, kind
     home.manage(model, device_bytes=0, minimum_bytes=0)
     optimizer = getattr(ebb, kind)(model.parameters(), lr=1e-2, update_in=update_in, update_on="cpu", **options)
     assert_equal(steps_of(model, optimizer), expected)
-
-
-def test_updates_on_the_cpu_are_put_off_where_homes_are_files_too(monkeypatch, home):
-    put_off = []
-    postpone = _core.postpone
-    monkeypatch.setattr(_core, "postpone", lambda *given: put_off.append(postpone(*given)) or put_off[-1])
-    plain, model = new_model(), new_model()
-    expected = steps_of(plain, ebb.AdamW(plain.parameters(), lr=1e-2, update_on="cpu"))
-    home.manage(model, device_bytes=0, minimum_bytes=0)
-    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, update_in="next_use", update_on="cpu")
-    assert_equal(steps_of(model, optimizer), expected)
-    assert put_off
-    assert all(put_off)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam", "SGD"])
@@ -372,14 +370,15 @@ def test_steps_of_old_checkpoints_are_numbers(home):
     assert optimizer.state_dict()["state"][0]["step"] == 2
 
 
-def test_an_error_in_an_update_reaches_the_use(monkeypatch, home):
-    weight, optimizer = stepped(home, update_in="next_use")
-
-    def fail(*arguments, **named):
-        raise LookupError("no kernel")
-
-    monkeypatch.setattr("ebb._adam.adamw", fail)
-    with pytest.raises(LookupError, match="no kernel"):
+@pytest.mark.parametrize("update_on", ["device", "cpu"])  # homes are files, in which the CPU does not compute
+def test_an_error_in_an_update_reaches_the_use(home, update_on):
+    weight, optimizer = stepped(home, update_in="next_use", update_on=update_on)
+    other = torch.ones(3, requires_grad=True)
+    home.manage([other], device_bytes=0, minimum_bytes=0)
+    with torch.no_grad():
+        optimizer.state[weight]["exp_avg"] = torch.zeros_like(other)  # managed, and of other sizes
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="other sizes"):
         weight.sum()
     weight.sum()
 

@@ -508,20 +508,19 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   const at::Tensor state = at::zeros({kFloats});
   const std::vector<at::Tensor> weights{make_weight(), make_weight()};
   rig.offloader().manage({weights[0], weights[1], state}, within(0));
-  const auto options = std::make_shared<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9));
+  const Update update{rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1),
+                      /*has_new_states=*/false};
   const std::vector<Part> parts{{{"momentum_buffer", state}}};
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = at::ones({kFloats});
   BackgroundUpdates background(most);
   std::unique_ptr<AtHome> home = AtHome::of({state});  // which the first update has to wait for
-  REQUIRE(
-      background.update_later(weights[0], gradient, parts, {rule_of<torch::optim::SGDOptions>(), options, 1, false}));
+  REQUIRE(background.update_later(weights[0], gradient, parts, update));
   const at::Tensor other = at::zeros({kFloats});
   rig.offloader().manage({other}, within(0));
   {
     const Waiter second([&] {
-      static_cast<void>(background.update_later(weights[1], gradient, {{{"momentum_buffer", other}}},
-                                                {rule_of<torch::optim::SGDOptions>(), options, 1, false}));
+      static_cast<void>(background.update_later(weights[1], gradient, {{{"momentum_buffer", other}}}, update));
     });
     CHECK(second.waits() == (most < 2 * kBytes));
     home.reset();
