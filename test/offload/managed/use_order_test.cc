@@ -52,6 +52,7 @@ TEST_CASE("a use order has what is here and what is away by the next use", "[man
   CHECK(last_first(order, Where::kHere) == Items{0, 1});
   CHECK(first_first(order, Where::kAway) == Items{5, 2, 3});
   order.use(2, 1, 0);  // instead of 5: the history goes on from another place, where 0 comes next
+  CHECK(last_first(order, Where::kHere) == Items{0, 1, 0});  // 1 turns out to be used last of all
   CHECK(last_first(order, Where::kHere) == Items{1, 0});
   CHECK(first_first(order, Where::kAway) == Items{5, 3});
 }
