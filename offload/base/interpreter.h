@@ -18,10 +18,10 @@ namespace ebb {
 // takes the GIL back when the hook is done. Code that takes only other locks, such as the end of a save, keeps the GIL:
 // nothing that takes the GIL is called under those. So a device meter, which the end of a save may ask, must not be
 // written in Python. Nor is a weak reference to a tensor or a storage made strong under those, or a strong one
-// destroyed: where an object of Python's has the only other reference, LibTorch takes the GIL to count it. Nor is device
-// memory asked for under those: with its memory history on (torch.cuda.memory._record_memory_history), LibTorch's
-// allocator takes the GIL. An exception lies under SavedStorage::mutex_: an unpack makes the reference to what it has
-// handed out strong, of which the program may have the storage object of Python's alone.
+// destroyed: where an object of Python's has the only other reference, LibTorch takes the GIL to count it. Nor is
+// device memory asked for under those: with its memory history on (torch.cuda.memory._record_memory_history),
+// LibTorch's allocator takes the GIL. An exception lies under SavedStorage::mutex_: an unpack makes the reference to
+// what it has handed out strong, of which the program may have the storage object of Python's alone.
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.
