@@ -10,6 +10,7 @@
 #include "offload/base/interpreter.h"
 #include "offload/base/log.h"
 #include "offload/recording/step_recorder.h"
+#include "offload/recording/use_log.h"
 #include "offload/steps/steps.h"
 #include "policy/managed_room.h"
 #include "streams/base/process_mark.h"
@@ -147,7 +148,7 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   const MutexLock lock(mutex_);
   static_cast<void>(exchange_stored(*item, managed));
   largest_ = std::max(largest_, storage.nbytes());
-  if (log_) {
+  if (log_ != nullptr) {
     log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
   }
   return managed;
@@ -181,7 +182,8 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
       "ebb: an operation on a managed tensor cannot be part of a CUDA graph: the graph would keep the address of "
       "memory that comes and goes");
   const bool waits = !std::ranges::all_of(uses, [](const Use& use) { return use.storage->is_installed(); });
-  const std::shared_ptr<StepRecorder> recorder = waits ? recorder_on(stream) : nullptr;
+  const std::shared_ptr<UseLog> log = waits ? this->log() : nullptr;
+  const std::shared_ptr<StepRecorder> recorder = log == nullptr ? nullptr : log->recorder_on(stream);
   const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::kManaged);
   begin_operation();
   bool is_news = false;
@@ -213,7 +215,9 @@ void ManagedSet::end(std::span<const Use> uses) noexcept {
 
 void ManagedSet::prefetch() noexcept {
   const WithoutInterpreterLock without;
-  const std::shared_ptr<StepRecorder> recorder = recorder_on(residency_->tier().current_stream());
+  const std::shared_ptr<UseLog> log = this->log();
+  const std::shared_ptr<StepRecorder> recorder =
+      log == nullptr ? nullptr : log->recorder_on(residency_->tier().current_stream());
   const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::kManaged);
   try {
     static_cast<void>(prefetch_expected(CopiesHome::kBlock, 1));
@@ -249,7 +253,7 @@ void ManagedSet::make_saves_leave(std::uint64_t bytes) {
 bool ManagedSet::note_use(const Use& use) {
   std::vector<Stored> dead;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (log_) {
+  if (log_ != nullptr) {
     log_->use(use.storage->item(), use.storage->bytes(), use.written);
   }
   const std::uint32_t item = use.storage->item();
@@ -265,50 +269,19 @@ void ManagedSet::begin_operation() {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   ended.swap(references_);
-  if (log_) {
+  if (log_ != nullptr) {
     log_->operation_begins();
   }
 }
 
-void ManagedSet::step_begins() {
+std::shared_ptr<UseLog> ManagedSet::log() {
   const MutexLock lock(mutex_);
-  if (!log_) {
-    log_.emplace();
-  }
-  log_->step_begins();
+  return log_;
 }
 
-void ManagedSet::record_by(const std::shared_ptr<StepRecorder>& recorder) {
+void ManagedSet::log_to(std::shared_ptr<UseLog> log) {
   const MutexLock lock(mutex_);
-  recorder_ = recorder;
-}
-
-void ManagedSet::backward_begins() {
-  const MutexLock lock(mutex_);
-  if (log_) {
-    log_->backward_begins();
-  }
-}
-
-void ManagedSet::backward_is_over(bool failed) {
-  const MutexLock lock(mutex_);
-  if (log_) {
-    log_->backward_is_over(failed);
-  }
-}
-
-std::optional<std::vector<ManagedUse>> ManagedSet::last_period() {
-  const MutexLock lock(mutex_);
-  return log_ ? log_->last_period() : std::nullopt;
-}
-
-// The recorder of the step that is under way, if the step's clock is this stream's.
-std::shared_ptr<StepRecorder> ManagedSet::recorder_on(c10::Stream stream) {
-  const std::shared_ptr<StepRecorder> recorder = [&] {
-    const MutexLock lock(mutex_);
-    return recorder_.lock();
-  }();
-  return recorder != nullptr && recorder->is_on(stream) ? recorder : nullptr;
+  log_.swap(log);
 }
 
 // Sends home what is expected later than in `needed_in` uses, the last first, until `bytes` more fit. kNotYet: they

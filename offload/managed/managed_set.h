@@ -16,16 +16,14 @@
 #include "offload/accounts/gauge.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_storage.h"
-#include "offload/managed/use_log.h"
 #include "offload/managed/use_order.h"
 #include "offload/stats.h"
-#include "policy/managed_use.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
 
-class StepRecorder;
 class Steps;
+class UseLog;
 
 // The managed storages of one offloader: which of them are on the device, within a bound in bytes. The order in which
 // the program uses them is learned (UseHistory). What is expected next is prefetched, and what is expected last leaves
@@ -155,13 +153,9 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   void set_device_bytes(std::uint64_t bytes) { device_bytes_ = bytes; }
   [[nodiscard]] bool is_over_bound() const { return shared_.on_device.now_bytes() > device_bytes_; }
 
-  // For a plan that sets the bound: the uses are logged from the first of these calls on. `recorder`: of the step that
-  // begins or goes on, whose clock is to stand still while the device waits for managed storages; null for none.
-  void step_begins();
-  void record_by(const std::shared_ptr<StepRecorder>& recorder);
-  void backward_begins();
-  void backward_is_over(bool failed);
-  [[nodiscard]] std::optional<std::vector<ManagedUse>> last_period();  // as UseLog's
+  // For a plan that sets the bound: all uses are logged from now on. Null: there is no log.
+  void log_to(std::shared_ptr<UseLog> log);
+  [[nodiscard]] std::shared_ptr<UseLog> log();
 
   [[nodiscard]] bool takes_states() const { return limits_.states; }
 
@@ -204,7 +198,6 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   void give_back(std::uint32_t item);
   bool note_use(const Use& use);
   void begin_operation();
-  [[nodiscard]] std::shared_ptr<StepRecorder> recorder_on(c10::Stream stream);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
                                                       const std::optional<UseOrder::Key>& before = std::nullopt);
@@ -230,8 +223,7 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock
   UseOrder order_ EBB_GUARDED_BY(mutex_);  // of what is not in use
   std::uint32_t next_looked_at_ EBB_GUARDED_BY(mutex_) = 0;
-  std::optional<UseLog> log_ EBB_GUARDED_BY(mutex_);
-  std::weak_ptr<StepRecorder> recorder_ EBB_GUARDED_BY(mutex_);
+  std::shared_ptr<UseLog> log_ EBB_GUARDED_BY(mutex_);   // null for none
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
   std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
   std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);

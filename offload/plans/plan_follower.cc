@@ -19,6 +19,7 @@
 #include "offload/plans/measure_link.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/recording/step_recorder.h"
+#include "offload/recording/use_log.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
 #include "offload/tensors/saved_tensor.h"
@@ -164,7 +165,7 @@ Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, Mana
   if (plan != step.plan()) {
     follow_locked(step, plan);
     if (managed != nullptr) {
-      managed->record_by(step.recorder());
+      managed->log()->record_by(step.recorder());
     }
   }
   if (managed != nullptr && bound_by_ != plan) {
@@ -198,9 +199,9 @@ void PlanFollower::begin_step_locked(SavedStep& step, ManagedSet* managed) {
     return;
   }
   if (!in_backward()) {  // a backward pass that saves is of the period that it began in
-    managed->step_begins();
+    managed->log()->step_begins();
   }
-  managed->record_by(step.recorder());
+  managed->log()->record_by(step.recorder());
   if (recorded && bound_by_ != nullptr) {
     set_bound_locked(*managed, nullptr);
   }
@@ -265,8 +266,9 @@ void PlanFollower::found_no_room(SavedStep& step, std::uint64_t bytes) {
 }
 
 bool PlanFollower::backward_begins(SavedStep& step) {
-  if (const std::shared_ptr<ManagedSet> managed = this->managed()) {
-    managed->backward_begins();
+  const std::shared_ptr<ManagedSet> managed = this->managed();
+  if (managed != nullptr) {
+    managed->log()->backward_begins();
   }
   if (found_no_room_.exchange(false)) {
     const std::uint64_t homes = residency_.managed_homes().now_bytes();
@@ -290,7 +292,7 @@ bool PlanFollower::backward_begins(SavedStep& step) {
 void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
   const std::shared_ptr<ManagedSet> managed = this->managed();
   if (managed != nullptr) {
-    managed->backward_is_over(failed);
+    managed->log()->backward_is_over(failed);
   }
   const std::shared_ptr<StepRecorder> recorder = step.recorder();
   if (recorder == nullptr) {
@@ -302,10 +304,10 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
   }
   if (std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
     if (managed != nullptr) {
-      std::optional<std::vector<ManagedUse>> uses = managed->last_period();
-      record->awaits_managed = !uses || uses->empty();
+      std::optional<std::vector<ManagedUse>> period = managed->log()->last_period();
+      record->awaits_managed = !period || period->empty();
       record->managed_ahead_bytes = managed->prefetch_bytes();
-      record->managed = std::move(uses).value_or(std::vector<ManagedUse>{});
+      record->managed = std::move(period).value_or(std::vector<ManagedUse>{});
       record->managed_device_bytes = meter_ ? managed->device_bytes() : 0;
     }
     const std::shared_ptr<const Plan> plan = step.plan();
@@ -366,6 +368,9 @@ void PlanFollower::set_bound_locked(ManagedSet& managed, const std::shared_ptr<c
 void PlanFollower::plans_bound_of(const std::shared_ptr<ManagedSet>& managed) {
   const MutexLock lock(mutex_);
   managed_ = managed;
+  if (managed->log() == nullptr) {
+    managed->log_to(std::make_shared<UseLog>());
+  }
   set_bound_locked(*managed, nullptr);
   planner_.forget_plans();  // they know nothing of these storages
 }

@@ -1,4 +1,4 @@
-#include "offload/managed/use_log.h"
+#include "offload/recording/use_log.h"
 
 #include <cstdint>
 
