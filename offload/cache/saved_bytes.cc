@@ -47,11 +47,13 @@ bool SavedBytes::is_the_last_to_hold_source() const {
   return references_to(resident_) == 1 && may_refer_to(*resident_.unsafeGetStorageImpl());
 }
 
-SavedBytes::Leaving SavedBytes::left(HomeBlock home, Stash::Place place, c10::Stream stream) {
-  const Ticket copied_out = home.copied_out();
-  home_.emplace(std::move(home));
+SavedBytes::Leaving SavedBytes::leave(Ready ready) {
+  TORCH_INTERNAL_ASSERT(is_resident());
+  ready.home.copy_out(as_saved_.data(), ready.stream);
+  home_.emplace(std::move(ready.home));
   go(State::kResident, State::kOffDevice);
-  return {std::move(place), {std::exchange(on_device_, nullptr), std::exchange(resident_, {}), copied_out, stream}};
+  return {std::move(ready.place),
+          {std::exchange(on_device_, nullptr), std::exchange(resident_, {}), home_->copied_out(), ready.stream}};
 }
 
 SavedBytes::Dropped SavedBytes::drop(std::unique_ptr<Recipe> recipe) {

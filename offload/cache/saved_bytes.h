@@ -117,17 +117,19 @@ class SavedBytes {
   // Whether nobody else has the source.
   [[nodiscard]] bool is_the_last_to_hold_source() const;
 
-  // Starts the copy out, behind the work given to `stream` so far. Throws, and does nothing, where that cannot be
-  // queued. `before_copy` is called just before the copy starts, and may throw, too.
-  template <typename Call>
-  [[nodiscard]] Leaving leave(Block block, c10::Stream stream, const Call& before_copy) {
-    TORCH_INTERNAL_ASSERT(is_resident());
-    HomeBlock home(residency_.tier(), std::move(block));
-    Stash::Place place = Stash::prepare(stream);
-    before_copy();  // from here on nothing may fail but the start
-    home.copy_out(as_saved_.data(), stream);
-    return left(std::move(home), std::move(place), stream);
+  // What a copy out takes. Called before leave(): nothing but the start may fail then.
+  struct Ready {
+    HomeBlock home;
+    Stash::Place place;
+    c10::Stream stream;
+  };
+  [[nodiscard]] Ready prepare(Block block, c10::Stream stream) const {
+    return {{residency_.tier(), std::move(block)}, Stash::prepare(stream), stream};
   }
+
+  // Starts the copy out, behind the work given to the stream so far. Throws, and does nothing, where the copy cannot be
+  // queued.
+  [[nodiscard]] Leaving leave(Ready ready);
 
   // Lets go of the source, which `recipe` makes again.
   [[nodiscard]] Dropped drop(std::unique_ptr<Recipe> recipe);
@@ -176,7 +178,6 @@ class SavedBytes {
   [[nodiscard]] bool has_its_memory(const c10::Storage& storage) const {
     return storage.nbytes() == as_saved_.bytes() && storage.data() == as_saved_.data();
   }
-  [[nodiscard]] Leaving left(HomeBlock home, Stash::Place place, c10::Stream stream);
   void count_if_still_held();
 
   Residency& residency_;

@@ -234,8 +234,8 @@ bool SavedStep::prefetch(Start start) {
     {
       const MutexLock lock(mutex_);
       std::shared_ptr<SavedStorage> storage;
-      next = expected_.next([&](std::uint32_t index) EBB_REQUIRES(mutex_) {
-        storage = entries_[index].storage.lock();
+      next = expected_.next([&storage, &entries = entries_](std::uint32_t index) {
+        storage = entries[index].storage.lock();
         return storage != nullptr;
       });
       if (!next) {

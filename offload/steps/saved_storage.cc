@@ -130,8 +130,9 @@ bool SavedStorage::evict(c10::Stream stream) {
     if (!block) {
       return false;
     }
-    leaving.emplace(bytes_.leave(*std::move(block), stream,
-                                 [&]() EBB_REQUIRES(mutex_) { append_to_step(stream, SavedStep::Went::kLater); }));
+    SavedBytes::Ready ready = bytes_.prepare(*std::move(block), stream);
+    append_to_step(stream, SavedStep::Went::kLater);
+    leaving.emplace(bytes_.leave(std::move(ready)));
     if (evictable_) {
       steps_.eviction_queue().remove_kept(*std::exchange(evictable_, std::nullopt));
     }
@@ -146,8 +147,9 @@ void SavedStorage::offload(Block block, c10::Stream stream) {
   std::optional<SavedBytes::Leaving> leaving;
   {
     const MutexLock lock(mutex_);
-    leaving.emplace(bytes_.leave(std::move(block), stream,
-                                 [&]() EBB_REQUIRES(mutex_) { append_to_step(stream, SavedStep::Went::kAtItsSave); }));
+    SavedBytes::Ready ready = bytes_.prepare(std::move(block), stream);
+    append_to_step(stream, SavedStep::Went::kAtItsSave);
+    leaving.emplace(bytes_.leave(std::move(ready)));
   }
   residency_->ledger().count_offloaded(bytes());
   const std::uint64_t limit_bytes = steps_.stash_limit_after(*step_, in_step_.ordinal);
