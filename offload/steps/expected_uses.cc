@@ -1,5 +1,6 @@
 #include "offload/steps/expected_uses.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ebb {
@@ -75,6 +76,22 @@ void ExpectedUses::used(std::uint32_t index) {
   if (pass_ == kFirstPass) {
     observed_.push_back(index);
   }
+}
+
+std::optional<ExpectedUses::Next> ExpectedUses::next(std::size_t from) const {
+  std::size_t rank = std::max({from, cursor_, device_is_full_ ? 0 : prefetched_to_});
+  while (rank < order_.size() && used_in_[order_[rank]] == pass_) {
+    ++rank;
+  }
+  return rank == order_.size() ? std::nullopt : std::optional(Next{rank, order_[rank], resets_, held_bytes(rank)});
+}
+
+bool ExpectedUses::starts(const Next& next) {
+  if (device_is_full_ && next.rank < prefetched_to_) {
+    return false;
+  }
+  prefetched_to_ = next.rank;
+  return true;
 }
 
 void ExpectedUses::prefetched(const Next& next) {

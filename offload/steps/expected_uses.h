@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -47,13 +46,13 @@ class ExpectedUses {
   // Notes that backward has asked for this storage.
   void used(std::uint32_t index);
 
-  // The storage that is to be prefetched next, of those for which `may_fetch(index)` is true; nullopt for none. On a
-  // full device only the storage that is needed next is fetched.
-  template <typename MayFetch>
-  [[nodiscard]] std::optional<Next> next(const MayFetch& may_fetch);
+  // Of the ranks from `from` on, the first storage that is to be prefetched; nullopt for none.
+  [[nodiscard]] std::optional<Next> next(std::size_t from) const;
 
-  // Whether next() has come to the end: every storage that backward still needs has been prefetched.
-  [[nodiscard]] bool all_are_prefetched() const { return prefetched_to_ >= order_.size(); }
+  // Notes that this storage is the next to be prefetched, or that every storage that backward still needs has been.
+  // Returns false where the device is full, and the storage has been prefetched or tried before.
+  bool starts(const Next& next);
+  void all_are_prefetched() { prefetched_to_ = order_.size(); }
 
   // Notes that a storage is prefetched, unless prefetches of lower ranks may have been cancelled since next().
   void prefetched(const Next& next);
@@ -86,22 +85,5 @@ class ExpectedUses {
   std::optional<RangeMinimum> held_bytes_;  // PrefetchSchedule::held_bytes
   std::uint32_t part_ = 0;                  // the part that backward has come to
 };
-
-template <typename MayFetch>
-std::optional<ExpectedUses::Next> ExpectedUses::next(const MayFetch& may_fetch) {
-  const std::size_t from = device_is_full_ ? cursor_ : std::max(cursor_, prefetched_to_);
-  for (std::size_t rank = from; rank < order_.size(); ++rank) {
-    const std::uint32_t index = order_[rank];
-    if (used_in_[index] != pass_ && may_fetch(index)) {
-      if (device_is_full_ && rank < prefetched_to_) {
-        return std::nullopt;
-      }
-      prefetched_to_ = rank;
-      return Next{rank, index, resets_, held_bytes(rank)};
-    }
-  }
-  prefetched_to_ = order_.size();
-  return std::nullopt;
-}
 
 }  // namespace ebb

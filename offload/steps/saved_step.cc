@@ -234,12 +234,16 @@ bool SavedStep::prefetch(Start start) {
     {
       const MutexLock lock(mutex_);
       std::shared_ptr<SavedStorage> storage;
-      next = expected_.next([&storage, &entries = entries_](std::uint32_t index) {
-        storage = entries[index].storage.lock();
-        return storage != nullptr;
-      });
+      next = expected_.next(0);
+      while (next && (storage = entries_[next->index].storage.lock()) == nullptr) {
+        next = expected_.next(next->rank + 1);
+      }
       if (!next) {
-        return expected_.all_are_prefetched();
+        expected_.all_are_prefetched();
+        return true;
+      }
+      if (!expected_.starts(*next)) {
+        return false;
       }
       asked.push_back(std::move(storage));
     }
