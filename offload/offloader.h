@@ -74,8 +74,9 @@ class Offloader {
   // them or on their future views finds the bytes, in a step and outside of one, and what an operation writes is kept.
   // The order of uses is learned, and what comes next is prefetched. Calls add up; the first one says how.
   //
-  // Gradients of managed leaves are managed in the same way, and so is what a program makes of such a leaf without
-  // gradients by zeros_like: the states of LibTorch's optimizers. So a training loop stays what it is.
+  // Gradients of managed leaves are managed in the same way, and so are the states of ebb's optimizers, and those that
+  // another makes by zeros_like while an OptimizerStep lives (optimizer_step.h). Any other optimizer's states stay on
+  // the device, unless they are given to manage once they are made.
   //
   // Call manage before forward: views and saves that exist already stay outside, and get c10::Error. So does whatever
   // asks for memory without an operation (data_ptr(), numpy(), torch::save of a module): save copies, as tensor.cpu()

@@ -14,12 +14,9 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
-#include "streams/base/mutex.h"
-
 namespace ebb {
 
 class UpdateRule;
-class Updates;
 
 // When an optimizer updates parameters.
 enum class UpdateIn : std::uint8_t {
@@ -135,6 +132,8 @@ class Optimizer : public torch::optim::Optimizer {
   void load_by(const std::function<void()>& read);
 
  private:
+  struct Shared;  // what backward passes of several threads use
+
   void check_options() const;
   void place_loaded_states();
   void update_in_backward(const at::Tensor& parameter, std::size_t place);
@@ -142,9 +141,7 @@ class Optimizer : public torch::optim::Optimizer {
   OptimizerState& state_of(const at::Tensor& parameter);
 
   const RuleOf rule_of_;
-  Mutex mutex_;                       // of state_: leaves of several devices have their gradients on several threads
-  std::shared_ptr<Optimizer*> self_;  // for hooks of the program's that wrap ours, and may outlive the optimizer
-  const std::unique_ptr<Updates> updates_;
+  const std::unique_ptr<Shared> shared_;
 };
 
 // `Options`: those of LibTorch's optimizer of the same name.

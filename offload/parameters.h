@@ -36,7 +36,7 @@ struct Parameters {
   // What goes home.
   bool weights = true;    // the parameters themselves
   bool gradients = true;  // each gradient when backward has accumulated the next one
-  bool states = true;     // what optimizers make of the parameters; as the first call says
+  bool states = true;     // of ebb's optimizers, and what is made in an OptimizerStep; as the first call says
 };
 
 }  // namespace ebb

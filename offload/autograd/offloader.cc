@@ -12,6 +12,7 @@
 #include "offload/base/gradient_hook.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/managed/manage.h"
 #include "offload/managed/managed_gradients.h"
 #include "offload/managed/observed_operations.h"
 #include "offload/plans/plan_follower.h"
@@ -151,6 +152,7 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
     return;
   }
   const std::shared_ptr<ManagedSet> set = runtime->managed(how);
+  observe_operations();
   for (const at::Tensor& tensor : tensors) {
     move_from_cpu(tensor, device());
     if (how.weights) {

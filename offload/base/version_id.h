@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include <c10/core/TensorImpl.h>
+
+#include "offload/base/libtorch_members.h"
 
 namespace ebb {
 
@@ -14,14 +15,8 @@ namespace ebb {
 // Lifetime: a counter's address may be used again after the counter's end, so the owner of a VersionId keeps the
 // counter alive.
 struct VersionId {
-  // Note [Identity of a version counter]
-  // c10::VariableVersion is one pointer to the shared counter and offers no way to compare it, so its bytes are
-  // compared.
-  explicit VersionId(const c10::VariableVersion& version) : number(version.current_version()) {
-    static_assert(sizeof(c10::VariableVersion) == sizeof(counter));
-    // NOLINTNEXTLINE(bugprone-undefined-memory-manipulation): reads one pointer and owns nothing
-    std::memcpy(&counter, &version, sizeof(counter));
-  }
+  explicit VersionId(const c10::VariableVersion& version)
+      : counter(counter_of(version)), number(version.current_version()) {}
   VersionId() = default;
 
   friend bool operator==(const VersionId&, const VersionId&) = default;

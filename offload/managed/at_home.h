@@ -5,8 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/managed/managed_set.h"
-#include "offload/managed/managed_storage.h"
+#include "offload/managed/registry.h"
 
 namespace ebb {
 
@@ -23,7 +22,7 @@ class AtHome {
   // Sends the tensors home, does what has been put off until their use, and blocks the calling thread until their
   // copies are over. Returns null where that is not possible, or where one of the tensors is in use; those before have
   // been sent home all the same. Throws the error of a copy that failed, and what work that was put off throws.
-  [[nodiscard]] static std::unique_ptr<AtHome> of(at::TensorList tensors);
+  [[nodiscard]] static std::shared_ptr<AtHome> of(at::TensorList tensors);
 
   ~AtHome();
   AtHome(const AtHome&) = delete;
@@ -34,10 +33,8 @@ class AtHome {
 
  private:
   AtHome() = default;
-  [[nodiscard]] bool add(const at::Tensor& tensor);
 
-  std::vector<std::shared_ptr<ManagedSet>> sets_;  // destroyed after the storages
-  std::vector<std::shared_ptr<ManagedStorage>> used_;
+  std::vector<Registry::Found> used_;
   std::vector<at::Tensor> tensors_;
 };
 

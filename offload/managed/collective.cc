@@ -37,20 +37,20 @@ class Watched {
   static Watched& all() { return PerProcess<Watched>::here(); }
 
   // Lets go of what is over, too.
-  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const void> held) {
+  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const void> uses) {
     std::vector<Entry> over;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
     const auto first_over =
         std::partition(entries_.begin(), entries_.end(), [](const Entry& each) { return each.work.use_count() > 1; });
     over.assign(std::make_move_iterator(first_over), std::make_move_iterator(entries_.end()));
     entries_.erase(first_over, entries_.end());
-    entries_.push_back({std::move(work), std::move(held)});
+    entries_.push_back({std::move(work), std::move(uses)});
   }
 
  private:
   struct Entry {
     c10::intrusive_ptr<c10d::Work> work;
-    std::shared_ptr<const void> held;
+    std::shared_ptr<const void> uses;
   };
 
   Mutex mutex_;
@@ -59,26 +59,18 @@ class Watched {
 
 }  // namespace
 
-bool is_collective(const c10::FunctionSchema& schema) { return schema.name().starts_with("c10d::"); }
-
-void wait_for_works(c10::ArrayRef<c10::IValue> results) {
-  for (const c10::IValue& result : results) {
-    if (const c10::intrusive_ptr<c10d::Work> work = work_of(result)) {
-      work->wait();
-    }
-  }
-}
-
-void hold_until_over(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<const void>& held) {
+void end_with_works(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<const void>& uses) {
   for (const c10::IValue& result : results) {
     const c10::intrusive_ptr<c10d::Work> work = work_of(result);
     if (work == nullptr) {
       continue;
     }
-    if (const auto future = future_of(*work)) {
-      future->addCallback([held](const c10::ivalue::Future& /*over*/) {});
+    if (uses == nullptr) {
+      work->wait();
+    } else if (const auto future = future_of(*work)) {
+      future->addCallback([uses](const c10::ivalue::Future& /*over*/) {});
     } else {
-      Watched::all().add(work, held);
+      Watched::all().add(work, uses);
     }
   }
 }

@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
 
 #include "offload/cache/home_block.h"
 #include "offload/cache/residency.h"
@@ -40,15 +38,12 @@ class HostCopy {
   bool try_to_let_go();
 
  private:
-  [[nodiscard]] at::Tensor again();
-
   const std::shared_ptr<Residency> residency_;
   const at::TensorOptions kind_;
   const std::vector<std::int64_t> sizes_;
-  const std::int64_t offset_;  // in from_, in elements
   HomeBlock home_;
   Mutex mutex_;
-  std::optional<c10::Storage> from_ EBB_GUARDED_BY(mutex_);  // until the copy is over; no tensor: it might be managed
+  at::Tensor from_ EBB_GUARDED_BY(mutex_);  // until the copy is over
 };
 
 }  // namespace ebb

@@ -13,7 +13,7 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/gradient_hook.h"
 #include "offload/base/references.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 

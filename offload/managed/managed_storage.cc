@@ -10,27 +10,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include "offload/base/libtorch_members.h"
 #include "offload/base/log.h"
 #include "offload/base/references.h"
 
 namespace ebb {
 namespace {
-
-// c10::StorageImpl can be told for ever that nobody may read or write its memory, and here that is so for a while. A
-// pointer to a private member can be named in an explicit instantiation only.
-template <typename Flag, auto Member>
-struct AccessTo {
-  friend bool& flag(Flag /*which*/, c10::StorageImpl& storage) { return storage.*Member; }
-};
-struct RefusesAll {};
-struct RefusesWrites {};
-struct IsChecked {};
-bool& flag(RefusesAll which, c10::StorageImpl& storage);
-bool& flag(RefusesWrites which, c10::StorageImpl& storage);
-bool& flag(IsChecked which, c10::StorageImpl& storage);
-template struct AccessTo<RefusesAll, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
-template struct AccessTo<RefusesWrites, &c10::StorageImpl::throw_on_mutable_data_ptr_>;
-template struct AccessTo<IsChecked, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
 std::atomic<bool> addresses_are_read{false};  // ManagedStorage::let_addresses_be_read
 
@@ -42,11 +27,12 @@ void set(bool& flag, bool value) {
 }
 
 void refuse_access(c10::StorageImpl& storage, bool refuse) {
-  const bool writes_only = addresses_are_read;
-  set(flag(RefusesAll(), storage), refuse && !writes_only);
-  set(flag(RefusesWrites(), storage), refuse && writes_only);
-  // A write looks for memory that is shared until it is written only where this one is set.
-  set(flag(IsChecked(), storage), refuse || c10::impl::cow::is_cow_data_ptr(storage._mutable_data_ptr_no_checks()));
+  set(refuses_all(storage), refuse && !addresses_are_read);
+  if (!refuse) {
+    set(refuses_writes(storage), false);
+  } else if (!refuses_writes(storage)) {
+    storage.set_throw_on_mutable_data_ptr();  // LibTorch then looks at each write, for memory that is shared, too
+  }
 }
 
 // Of work that is done: what it has failed with.

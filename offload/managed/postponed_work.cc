@@ -17,31 +17,30 @@
 #include "streams/base/tier.h"
 
 namespace ebb {
+namespace {
 
-WeakAlias::WeakAlias(const at::Tensor& tensor)
-    : storage_(tensor.storage().getWeakStorageImpl()),
-      options_(tensor.options()),
-      keys_(tensor.key_set()),
-      sizes_(tensor.sizes().vec()),
-      strides_(tensor.strides().vec()),
-      offset_(tensor.storage_offset()) {}
+thread_local const PostponedWork* running_here = nullptr;  // on the calling thread
 
-std::optional<at::Tensor> WeakAlias::lock() const {
-  const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();
-  if (storage == nullptr) {
-    return std::nullopt;
-  }
-  auto alias = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys_, options_.dtype());
-  alias->set_sizes_and_strides(sizes_, strides_, offset_);
-  return at::Tensor(std::move(alias));
+// A tensor over another storage, with a version counter of its own.
+at::Tensor like(const at::Tensor& tensor, c10::Storage storage) {
+  auto made = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0),
+                                                                    /*allow_tensor_metadata_change=*/true);
+  made->set_storage_keep_dtype(std::move(storage));
+  return at::Tensor(std::move(made));
 }
 
-at::Tensor WeakAlias::stand_in() const { return at::empty_strided(sizes_, strides_, options_); }
+c10::Storage without_bytes(c10::Device device) {
+  return {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
+          /*resizable=*/false};
+}
+
+}  // namespace
 
 PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others,
                              Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
-      target_(target),
+      target_storage_(target.storage().getWeakStorageImpl()),
+      target_(like(target, without_bytes(target.device()))),
       target_use_(target_use),
       stream_(residency_->tier().current_stream()),
       held_{std::move(bring), std::move(work), {}, {}} {
@@ -51,7 +50,7 @@ PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Ten
 }
 
 void PostponedWork::before_use() {
-  if (is_over_ || runner_ == std::this_thread::get_id()) {
+  if (is_over_ || running_here == this) {
     return;
   }
   Held held;                             // destroyed after the lock is released: other people's code may run then
@@ -85,17 +84,16 @@ void PostponedWork::run_ahead() noexcept {
 }
 
 void PostponedWork::run_locked(Held& held) {
-  runner_ = std::this_thread::get_id();
-  const auto leave = c10::make_scope_exit([&] { runner_ = std::thread::id(); });
+  const auto leave = c10::make_scope_exit([before = std::exchange(running_here, this)] { running_here = before; });
   // The calling thread's state is that of a new thread, without gradients.
   const c10::InferenceMode no_inference(false);
   const c10::impl::ForceDispatchKeyGuard no_modes(c10::default_included_set, c10::default_excluded_set);
   const at::NoGradGuard no_grad;
   const c10::StreamGuard there(stream_);
-  std::optional<at::Tensor> target = target_.lock();
-  const bool has_ended = !target;
-  held.target = target ? *std::move(target) : target_.stand_in();
-  TORCH_CHECK(target_use_ == TargetUse::kWritten || !has_ended,
+  const c10::intrusive_ptr<c10::StorageImpl> storage = target_storage_.lock();
+  held.target = storage ? like(target_, c10::Storage(storage))
+                        : at::empty_strided(target_.sizes(), target_.strides(), target_.options());
+  TORCH_CHECK(target_use_ == TargetUse::kWritten || storage,
               "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
               "and the parameter has ended since: use the state before");
   const Brought brought = held_.bring(held.target, held_.others);

@@ -5,44 +5,19 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <thread>
 #include <vector>
 
-#include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
-#include <c10/core/TensorOptions.h>
 
 #include "offload/cache/residency.h"
-#include "offload/managed/at_home.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 
 namespace ebb {
 
-// Another tensor over a tensor's storage, which does not keep the storage alive.
-class WeakAlias {
- public:
-  explicit WeakAlias(const at::Tensor& tensor);
-
-  [[nodiscard]] bool has_ended() const { return storage_.expired(); }
-
-  // A tensor with a version counter of its own; nullopt if the storage has ended.
-  [[nodiscard]] std::optional<at::Tensor> lock() const;
-
-  // A tensor of the same sizes, of any values.
-  [[nodiscard]] at::Tensor stand_in() const;
-
- private:
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
-  c10::TensorOptions options_;
-  c10::DispatchKeySet keys_;
-  std::vector<std::int64_t> sizes_;
-  std::vector<std::int64_t> strides_;
-  std::int64_t offset_;
-};
+class AtHome;
 
 // Work on managed storages that was put off until one of them is used next, such as an optimizer's update of a
 // parameter, whose copies then hide behind what the program does until then.
@@ -61,7 +36,7 @@ class PostponedWork {
   // What has the bytes where the work is to use them, while it lives.
   struct Brought {
     std::shared_ptr<const void> on_device;
-    std::unique_ptr<AtHome> at_home;
+    std::shared_ptr<AtHome> at_home;
   };
   using Bring = std::function<Brought(const at::Tensor& target, const std::vector<at::Tensor>& others)>;
 
@@ -92,7 +67,7 @@ class PostponedWork {
 
   // Whether the target has ended before the work has run; whether before_use() has nothing to do any more, on whatever
   // stream.
-  [[nodiscard]] bool has_lost_target() const { return !has_run_ && target_.has_ended(); }
+  [[nodiscard]] bool has_lost_target() const { return !has_run_ && target_storage_.expired(); }
   [[nodiscard]] bool is_over() const { return is_over_; }
 
  private:
@@ -106,10 +81,10 @@ class PostponedWork {
   void run_locked(Held& held) EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<Residency> residency_;
-  const WeakAlias target_;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> target_storage_;
+  const at::Tensor target_;  // without its bytes
   const TargetUse target_use_;
   const c10::Stream stream_;
-  std::atomic<std::thread::id> runner_{};
   std::atomic<bool> has_run_{false};
   std::atomic<bool> is_over_{false};
 

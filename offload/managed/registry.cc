@@ -1,13 +1,15 @@
 #include "offload/managed/registry.h"
 
 #include <algorithm>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include "offload/base/human_bytes.h"
+#include "offload/base/managed_key.h"
+#include "offload/managed/postponed_work.h"
 
 namespace ebb {
 
@@ -22,6 +24,11 @@ Registry::Found Registry::find(const c10::StorageImpl* storage) {
   const Entry& entry = known->second;
   const bool has_work = entry.work != nullptr && !entry.work->is_over();
   return {entry.set, entry.managed.lock(), has_work ? entry.work : nullptr, entry.watched};
+}
+
+Registry::Found Registry::find(const at::Tensor& tensor) {
+  const bool is_observed = tensor.defined() && is_managed(tensor) && tensor.has_storage();
+  return is_observed ? find(tensor.storage().unsafeGetStorageImpl()) : Found();
 }
 
 void Registry::refuse_parents(const c10::StorageImpl* storage) {
@@ -60,17 +67,12 @@ std::vector<Registry::Found> Registry::managed() {
   return all;
 }
 
-std::set<std::shared_ptr<ManagedSet>> Registry::sets() {
-  std::set<std::shared_ptr<ManagedSet>> all;
-  const SharedLock lock(mutex_);
-  for (const auto& [storage, entry] : entries_) {
-    all.insert(entry.set);
-  }
-  return all;
-}
-
 bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
                    Stays stays) {
+  const auto may_have_many_dead = [this] {
+    const SharedLock lock(mutex_);
+    return entries_.size() >= look_for_dead_at_;
+  };
   if (may_have_many_dead()) {
     forget_the_dead();
   }
@@ -88,11 +90,6 @@ bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet
   TORCH_CHECK(added != Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
               human_bytes(storage.nbytes()), ": ", full);
   return added == Added::kYes;
-}
-
-bool Registry::may_have_many_dead() {
-  const SharedLock lock(mutex_);
-  return entries_.size() >= look_for_dead_at_;
 }
 
 Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
@@ -134,6 +131,7 @@ Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::sha
     entry.watched = std::make_shared<Watched>();
   }
   entries_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(entry));
+  ++changes_;
   return Added::kYes;
 }
 
@@ -162,6 +160,7 @@ bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedW
         for (Entry* const entry : entries) {
           replaced.push_back(std::exchange(entry->work, work));
         }
+        ++changes_;
         return true;
       }
     }
@@ -208,11 +207,19 @@ void Registry::remove(const c10::StorageImpl* storage) {
   if (const auto known = entries_.find(storage); known != entries_.end()) {
     removed = std::move(known->second);
     entries_.erase(known);
+    ++changes_;
   }
 }
 
 void Registry::forget_the_dead() {
-  for (const std::shared_ptr<ManagedSet>& set : sets()) {
+  std::set<std::shared_ptr<ManagedSet>> sets;
+  {
+    const SharedLock lock(mutex_);
+    for (const auto& [storage, entry] : entries_) {
+      sets.insert(entry.set);
+    }
+  }
+  for (const std::shared_ptr<ManagedSet>& set : sets) {
     set->end_references();
   }
   for (bool is_again = true; is_again;) {  // what is dropped may have held more

@@ -1,28 +1,35 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <unordered_map>
 #include <vector>
 
-#include <ATen/core/ATen_fwd.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include "offload/accounts/gauge.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/managed_storage.h"
-#include "offload/managed/postponed_work.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {
 
+class PostponedWork;
+
 // Which set manages a storage, and what is to be done before its next use. A storage is known by identity: the weak
 // reference keeps the StorageImpl's own address from being used again.
+//
+// Note [A table of storages]
+// An operation gets tensors that LibTorch has made, views and what autograd saves, and of all of them only the
+// StorageImpl is the same object. A StorageImpl has no room for what ebb knows of it: its only metadata is an error's
+// text, and the context of its memory is the allocator's. Of a TensorImpl the metadata (BackendMeta) is not inherited
+// by views. So this is a table.
 //
 // Processes: a forked child has a registry of its own.
 //
@@ -43,15 +50,19 @@ class Registry {
   };
 
   struct Found {
-    std::shared_ptr<ManagedSet> set;          // null where the storage is not known; outlives `managed`
-    std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
-    std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
-    std::shared_ptr<Watched> watched = {};    // null where the storage has a home; to be held while it is used
+    std::shared_ptr<ManagedSet> set;             // null where the storage is not known; outlives `managed`
+    std::shared_ptr<ManagedStorage> managed;     // null where the storage stays on the device
+    std::shared_ptr<PostponedWork> work;         // null where nothing is left to be done
+    std::shared_ptr<Watched> watched = nullptr;  // null where the storage has a home; to be held while it is used
   };
 
   static Registry& all();
 
   [[nodiscard]] Found find(const c10::StorageImpl* storage);
+  [[nodiscard]] Found find(const at::Tensor& tensor);  // nothing, where operations on the tensor are not observed
+
+  // Another number as soon as what find() would say may have changed.
+  [[nodiscard]] std::uint64_t changes() const { return changes_; }
 
   // In a forked child, of a storage that this registry does not know: throws c10::Error where the parent's does, or
   // cannot be asked.
@@ -100,8 +111,6 @@ class Registry {
     std::vector<std::shared_ptr<PostponedWork>> without_target;
   };
 
-  [[nodiscard]] std::set<std::shared_ptr<ManagedSet>> sets();
-  [[nodiscard]] bool may_have_many_dead();
   enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
 
   [[nodiscard]] Added try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
@@ -110,6 +119,7 @@ class Registry {
 
   const ProcessMark made_in_;
   Registry* const of_parent_ = PerProcess<Registry>::of_parent();
+  std::atomic<std::uint64_t> changes_{0};
   SharedMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Entry> entries_ EBB_GUARDED_BY(mutex_);
   std::size_t look_for_dead_at_ EBB_GUARDED_BY(mutex_) = 64;  // so many entries

@@ -11,7 +11,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include "offload/base/interpreter.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/managed/postpone.h"
 
 namespace ebb {
 

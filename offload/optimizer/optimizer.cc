@@ -11,6 +11,7 @@
 #include "offload/optimizer/parts.h"
 #include "offload/optimizer/update_rule.h"
 #include "offload/optimizer/updates.h"
+#include "streams/base/mutex.h"
 
 namespace ebb {
 namespace {
@@ -20,6 +21,12 @@ using torch::optim::OptimizerOptions;
 constexpr const char* kStep = "step";
 
 }  // namespace
+
+struct Optimizer::Shared {
+  Mutex mutex;  // of state_, too: leaves of several devices have their gradients on several threads
+  const std::shared_ptr<Optimizer*> self;  // for hooks of the program's that wrap ours, and may outlive the optimizer
+  Updates updates;
+};
 
 void OptimizerState::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write(kStep, c10::IValue(step));
@@ -53,19 +60,19 @@ Optimizer::Optimizer(RuleOf rule_of, const std::vector<torch::optim::OptimizerPa
                      std::unique_ptr<OptimizerOptions> defaults, UpdateIn update_in, UpdateOn update_on)
     : torch::optim::Optimizer(groups, std::move(defaults)),
       rule_of_(rule_of),
-      self_(std::make_shared<Optimizer*>(this)),
-      updates_(std::make_unique<Updates>(update_in, update_on)) {
+      shared_(new Shared{.mutex{}, .self = std::make_shared<Optimizer*>(this), .updates{update_in, update_on}}) {
   check_options();
   if (update_in != UpdateIn::kBackward) {
     return;
   }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (std::size_t place = 0; place < group.params().size(); ++place) {
-      after_each_gradient(group.params()[place], this, [weak = std::weak_ptr(self_), place](const at::Tensor& here) {
-        if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
-          (*self)->update_in_backward(here, place);
-        }
-      });
+      after_each_gradient(group.params()[place], this,
+                          [weak = std::weak_ptr(shared_->self), place](const at::Tensor& here) {
+                            if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
+                              (*self)->update_in_backward(here, place);
+                            }
+                          });
     }
   }
 }
@@ -89,18 +96,18 @@ at::Tensor Optimizer::step(LossClosure closure) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.grad().defined()) {
         OptimizerState& state = state_of(parameter);
-        updates_->update(parameter, state.parts, rule_of_(group.options(), state.step + 1));
+        shared_->updates.update(parameter, state.parts, rule_of_(group.options(), state.step + 1));
         state.step += 1;
       }
     }
   }
-  updates_->end_step();
+  shared_->updates.end_step();
   return loss;
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
   torch::optim::Optimizer::zero_grad(set_to_none);
-  updates_->end_step();
+  shared_->updates.end_step();
 }
 
 void Optimizer::check_options() const {
@@ -131,13 +138,13 @@ void Optimizer::update_in_backward(const at::Tensor& parameter, std::size_t plac
     OptimizerState& state = state_of(parameter);
     const std::shared_ptr<UpdateRule> rule = rule_of_(*options, state.step + 1);
     rule->check();
-    updates_->update_in_backward(parameter, state.parts, rule);
+    shared_->updates.update_in_backward(parameter, state.parts, rule);
     state.step += 1;
   }
 }
 
 OptimizerState& Optimizer::state_of(const at::Tensor& parameter) {
-  const MutexLock lock(mutex_);
+  const MutexLock lock(shared_->mutex);
   std::unique_ptr<torch::optim::OptimizerParamState>& state = state_[parameter.unsafeGetTensorImpl()];
   if (state == nullptr) {
     state = std::make_unique<OptimizerState>();

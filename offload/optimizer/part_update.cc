@@ -14,7 +14,9 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/managed/at_home.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/managed/postpone.h"
+#include "offload/managed/uses.h"
 
 namespace ebb {
 namespace {
@@ -157,12 +159,12 @@ void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::s
 
 void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                   const Update& update, UpdateOn update_on, bool follows_weight) {
-  const OnDevice all_parts({parameter, gradient});
+  const OnDevice all_parts(/*read=*/gradient, /*written=*/parameter);
   const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     std::vector<at::Tensor> tensors;
     append_tensors(parts[i], tensors);
-    const OnDevice one_part(tensors);
+    const OnDevice one_part(/*read=*/{}, /*written=*/tensors);
     const at::Tensor rows = ranges[i].of(parameter);
     const at::Tensor rows_gradient = ranges[i].of(gradient);
     update_rows(rows, rows_gradient, parts[i], update, kernels_for(rows, rows_gradient, parts[i], update_on),
@@ -194,7 +196,7 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
     if (copy != nullptr || !is_copied) {
       std::vector<at::Tensor> tensors = others_of(is_copied ? at::Tensor() : gradient, parts);
       tensors.insert(tensors.begin(), parameter);
-      if (const std::unique_ptr<AtHome> home = AtHome::of(tensors)) {
+      if (const std::shared_ptr<AtHome> home = AtHome::of(tensors)) {
         update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
         bump_version(parameter);
         return;

@@ -8,7 +8,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/managed/uses.h"
 
 namespace ebb {
 namespace {

@@ -9,6 +9,7 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/generated/Functions.h>
 
+#include "offload/base/libtorch_members.h"
 #include "offload/recompute/recipe_input.h"
 
 namespace ebb {
@@ -238,13 +239,6 @@ std::optional<Ingredients> of(nodes::ScaledDotProductFlashAttentionForCpuBackwar
 
 using Of = std::optional<Ingredients> (*)(Node&);
 
-// Gives access to a node's lock, which is protected. Another thread's backward may be making the node let go of its
-// saves, under that lock. A node whose lock is taken gives no recipe, because the node is being run.
-class Locked : public Node {
- public:
-  static std::unique_lock<std::mutex> try_lock(Node& node) { return {node.*(&Locked::mutex_), std::try_to_lock}; }
-};
-
 template <typename... Known>
 std::unordered_map<std::type_index, Of> table_of() {
   return {{typeid(Known), [](Node& node) { return of(static_cast<Known&>(node)); }}...};
@@ -273,7 +267,8 @@ std::optional<Ingredients> ingredients(Node& node) {
   if (known == table->end()) {
     return std::nullopt;
   }
-  const std::unique_lock lock = Locked::try_lock(node);
+  // Another thread's backward may be making the node let go of its saves. A node that is being run gives no recipe.
+  const std::unique_lock lock(mutex_of(node), std::try_to_lock);
   return lock ? known->second(node) : std::nullopt;
 }
 

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ebb import _core, _trace
 from ebb._backward import watch_backward
 from ebb._managed import is_managed
+from ebb._optimizer_step import watch_optimizer_steps
 from ebb._sizes import Size, to_bytes
 from ebb.policies import PolicyLike, as_policy
 
@@ -274,8 +275,10 @@ class Offloader:
         """Keeps parameters in host memory, or without a GPU on the disk, and has them on the device around their uses.
 
         The training loop and torch's optimizers stay as they are: each operation on a managed tensor finds its bytes,
-        and gives the bits that it always gave. Gradients, and the states that an optimizer makes by zeros_like or loads, live
-        beside their parameters. The order of uses is learned, and what comes next is prefetched. Make the optimizer with
+        and gives the bits that it always gave. Gradients live beside their parameters, and so do the states that a
+        torch.optim.Optimizer makes by zeros_like in step(), or loads. What else the program makes like a parameter is the
+        program's, and stays on the device; so do the states of an optimizer that is none of torch.optim.Optimizer's, unless
+        they are given to manage(), too. The order of uses is learned, and what comes next is prefetched. Make the optimizer with
         foreach=False, or fused=True, on a GPU: foreach asks for everything at once. Calls add up; the first says how.
 
         what: a module, of which the parameters are managed, a tensor or tensors.
@@ -345,6 +348,7 @@ class Offloader:
             _flag("gradients", gradients),
             _flag("states", states),
         )
+        watch_optimizer_steps()
         managed = False
         for each in tensors:  # one after the other: together they need not fit on the device
             if each.is_meta:

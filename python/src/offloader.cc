@@ -12,7 +12,8 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/optimizer_step.h"
 #include "offload/parameters.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
@@ -99,11 +100,11 @@ void bind_offloader(py::module_& module) {
       .def("take_timeline", &Offloader::take_timeline, Released())
       .def("take_trace", &take_trace);
 
-  module.def(
-      "manage_beside", [](const at::Tensor& managed, const at::Tensor& other) { manage_beside(managed, other); },
-      py::arg("managed"), py::arg("other"), Released());
+  module.def("manage_beside", &manage_beside, py::arg("parameter"), py::arg("state"), Released());
   module.def("bytes_of", &bytes_of, py::arg("storage"), Released());
   module.def("let_addresses_be_read", &let_addresses_be_read, py::arg("let"), Released());
+  py::class_<OptimizerStep, std::unique_ptr<OptimizerStep, DeleteWithoutGil>>(module, "OptimizerStep")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("parameters"), Released());
 
   py::class_<EnteredOffload, std::unique_ptr<EnteredOffload, DeleteWithoutGil>>(module, "OffloadGuard")
       .def(py::init<Offloader&>(), py::arg("offloader"), py::keep_alive<1, 2>())

@@ -719,6 +719,125 @@ def test_what_is_released_is_as_before(home, update_in):
     assert_equal(trained(True), trained(False))
 
 
+def comes_and_goes(tensor):
+    try:
+        return tensor.data_ptr() == 0
+    except RuntimeError as error:
+        return "comes and goes" in str(error)
+
+
+@torch.no_grad()
+def buffers_like(parameters):
+    return [torch.zeros_like(each) for each in parameters]
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name.startswith("AdamW")])
+def test_states_that_a_step_of_torchs_makes_are_managed_and_the_programs_buffers_are_not(home, optimizer):
+    model = new_model()
+    home.manage(model, device_bytes=0, minimum_bytes=0)
+    averages = buffers_like(model.parameters())
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
+    train(model, optimizer, contextlib.nullcontext(), steps=1)
+    for each in averages + buffers_like(model.parameters()):
+        assert each.data_ptr() != 0
+    for state in optimizer.state.values():
+        assert all(comes_and_goes(value) for name, value in state.items() if name != "step")
+
+
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer that another steps inside of, as Lookahead's, with states of its own."""
+
+    def __init__(self, inner, parameters):
+        super().__init__(parameters, {})
+        self.inner = inner
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (parameter,) = self.param_groups[0]["params"]
+        self.state[parameter]["before"] = torch.zeros_like(parameter)
+        self.inner.step(closure)
+        self.state[parameter]["after"] = torch.zeros_like(parameter)
+
+
+class Derived(torch.optim.AdamW):
+    def step(self, closure=None):
+        made = super().step(closure)
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["slow"] = torch.zeros_like(parameter)
+        return made
+
+
+def parameters_with_gradients(home):
+    parameters = [torch.nn.Parameter(torch.ones(16, 16)) for _ in range(2)]
+    home.manage(parameters, device_bytes=0, minimum_bytes=0)
+    sum(each.sum() for each in parameters).backward()
+    return parameters
+
+
+def test_a_step_inside_of_another_ends_alone(home):
+    mine, inners = parameters_with_gradients(home)
+    optimizer = Wrapping(torch.optim.AdamW([inners]), [mine])
+    optimizer.step()
+    assert comes_and_goes(optimizer.state[mine]["before"]) and comes_and_goes(optimizer.state[mine]["after"])
+    assert comes_and_goes(optimizer.inner.state[inners]["exp_avg"])
+    assert not any(comes_and_goes(each) for each in buffers_like([mine, inners]))
+
+
+def test_a_step_of_a_derived_optimizer_makes_states(home):
+    parameters = parameters_with_gradients(home)
+    optimizer = Derived(parameters)
+    optimizer.step()
+    assert all(comes_and_goes(optimizer.state[each][name]) for each in parameters for name in ("exp_avg", "slow"))
+
+
+def test_a_step_that_raises_has_ended(home):
+    parameters = parameters_with_gradients(home)
+    for optimizer in (torch.optim.AdamW(parameters), Derived(parameters), torch.optim.SGD(parameters)):
+        with contextlib.suppress(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+        assert not any(comes_and_goes(each) for each in buffers_like(parameters))
+
+
+def test_a_step_is_of_its_own_parameters_and_thread(home):
+    mine, other = parameters_with_gradients(home)
+    made = []
+
+    class Watching(torch.optim.Optimizer):
+        def step(self, closure=None):
+            made.extend(buffers_like([mine, other]))
+            thread = threading.Thread(target=lambda: made.extend(buffers_like([mine])))
+            thread.start()
+            thread.join()
+            made.append(torch.zeros_like(mine))  # with gradients, as a closure's model does
+
+    Watching([mine], {}).step()
+    assert [comes_and_goes(each) for each in made] == [True, False, False, False]
+
+
+FALLBACK = """
+import torch, ebb
+name = "TESTING_ONLY_GenericMode"
+has_fallback = lambda: torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key(name))
+home = ebb.Offloader("cpu")
+assert not has_fallback()
+if OTHERS:
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(lambda *arguments: None, name)
+try:
+    home.manage([torch.ones(4)], device_bytes=0, minimum_bytes=0)
+except RuntimeError as error:
+    assert OTHERS and "multiple backend fallbacks" in str(error), error
+else:
+    assert not OTHERS and has_fallback()
+"""
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_operations_are_observed_from_the_first_managed_tensor_on_unless_somebody_else_observes_them(others):
+    run_python(f"OTHERS = {others}" + FALLBACK)
+
+
 PROFILED = """
 import torch, ebb
 from torch.profiler import ProfilerActivity, profile

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
 #include "offload/offloader.h"
 #include "policy/policies.h"
 #include "streams/disk/spill_corrupted.h"

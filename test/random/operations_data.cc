@@ -11,7 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/uses.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {

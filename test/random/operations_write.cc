@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "offload/managed/at_home.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/postpone.h"
 #include "test/random/operation.h"
 
 namespace ebb::graphs {

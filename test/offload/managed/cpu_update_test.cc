@@ -19,7 +19,8 @@
 
 #include "offload/base/gradient_hook.h"
 #include "offload/managed/at_home.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/postpone.h"
+#include "offload/managed/uses.h"
 #include "offload/optimizer.h"
 #include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/update_rule.h"
@@ -57,7 +58,7 @@ TEST_CASE("tensors are used at home where all of them are there, in memory, and 
   const at::Tensor expected = value_of(first);
   rig.offloader().manage({first, second}, within(0));
   {
-    const std::unique_ptr<AtHome> home = AtHome::of({first, second});
+    const std::shared_ptr<AtHome> home = AtHome::of({first, second});
     REQUIRE(home != nullptr);
     CHECK(is_away(first));
     CHECK(at::equal(home->tensors()[0], expected));
@@ -66,7 +67,7 @@ TEST_CASE("tensors are used at home where all of them are there, in memory, and 
   }
   CHECK(at::equal(value_of(second), expected * 2));
   {
-    const std::unique_ptr<AtHome> home = AtHome::of({second.detach().slice(0, 5, 20, 3)});
+    const std::shared_ptr<AtHome> home = AtHome::of({second.detach().slice(0, 5, 20, 3)});
     REQUIRE(home != nullptr);
     CHECK(at::equal(home->tensors()[0], (expected * 2).slice(0, 5, 20, 3)));
   }
@@ -484,7 +485,7 @@ TEST_CASE("what uses a tensor that another thread uses at home waits", "[managed
   const at::Tensor weight = at::zeros({kFloats});
   rig.offloader().manage({weight}, within(0));
   const at::NoGradGuard no_grad;
-  std::unique_ptr<AtHome> home = AtHome::of({weight});
+  std::shared_ptr<AtHome> home = AtHome::of({weight});
   REQUIRE(home != nullptr);
   CHECK_THROWS_WITH(value_of(weight), Catch::Contains("while this thread"));
   at::Tensor seen;
@@ -514,7 +515,7 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = at::ones({kFloats});
   BackgroundUpdates background(most);
-  std::unique_ptr<AtHome> home = AtHome::of({state});  // which the first update has to wait for
+  std::shared_ptr<AtHome> home = AtHome::of({state});  // which the first update has to wait for
   REQUIRE(background.update_later(weights[0], gradient, parts, update));
   const at::Tensor other = at::zeros({kFloats});
   rig.offloader().manage({other}, within(0));

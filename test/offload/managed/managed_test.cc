@@ -26,7 +26,8 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/optimizer_step.h"
 #include "offload/parameters.h"
 #include "policy/policies.h"
 #include "test/checked/fault_plan.h"
@@ -501,6 +502,7 @@ TEST_CASE("what is released is the program's again, with its gradient and its st
   offloader->manage(weights, within(GENERATE(0U, 2 * kBytes)));
   const at::Tensor state = [&] {
     const at::NoGradGuard no_grad;
+    const OptimizerStep step(weights);
     return at::zeros_like(weights[0]);
   }();
   torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});

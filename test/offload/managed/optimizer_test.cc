@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -28,8 +29,10 @@
 
 #include "offload/base/managed_key.h"
 #include "offload/guard.h"
-#include "offload/managed/observed_operations.h"
+#include "offload/managed/manage.h"
+#include "offload/managed/postpone.h"
 #include "offload/optimizer.h"
+#include "offload/optimizer_step.h"
 #include "offload/parameters.h"
 #include "test/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
@@ -84,6 +87,7 @@ Tensors train(const Tensors& weights, const MakeOptimizer& make, Offloader* offl
     }
     seen.push_back(at::scalar_tensor(torch::nn::utils::clip_grad_norm_(weights, 1.0), at::kDouble));
     if (step != 7) {  // a step that is skipped, as for an overflow
+      const OptimizerStep makes_states(*optimizer);
       optimizer->step();
     }
     optimizer->zero_grad(/*set_to_none=*/step % 2 == 0);
@@ -1146,16 +1150,49 @@ TEST_CASE("gradients may be left alone", "[managed]") {
   }
 }
 
-TEST_CASE("what is made like a parameter in a model is no state", "[managed]") {
+TEST_CASE("what is made like a parameter is a state in a step of its optimizer's alone", "[managed]") {
   Rig rig(disk());
   {
     const Tensors weights = make_weights(at::kFloat);
     rig.offloader().manage(weights, within(0));
-    CHECK_FALSE(is_managed(at::zeros_like(weights[0])));  // with gradients
+    const torch::optim::SGD optimizer({weights[0]}, torch::optim::SGDOptions(0.1));
+    const auto is_program_s = [](const at::Tensor& made) { return !is_managed(made) && made.data_ptr() != nullptr; };
+    {
+      const at::NoGradGuard no_grad;
+      CHECK(is_program_s(at::zeros_like(weights[0])));
+      const OptimizerStep step(optimizer);
+      CHECK(is_managed(at::zeros_like(weights[0])));
+      CHECK(is_managed(at::full_like(weights[0], 0.5)));
+      CHECK(is_program_s(at::zeros_like(weights[1])));
+      CHECK(is_program_s(at::zeros_like(weights[0].detach())));
+      CHECK(is_program_s(at::empty_like(weights[0])));
+      CHECK(std::async(std::launch::async, [&] {
+              const at::NoGradGuard none;
+              return is_program_s(at::zeros_like(weights[0]));
+            }).get());
+      const OptimizerStep inner({weights[1]});
+      CHECK(is_managed(at::ones_like(weights[0])));
+      CHECK(is_managed(at::ones_like(weights[1])));
+      const at::AutoGradMode with_gradients(true);
+      CHECK(is_program_s(at::zeros_like(weights[0])));  // in a closure's model
+    }
     const at::NoGradGuard no_grad;
-    CHECK_FALSE(is_managed(at::zeros_like(weights[0].detach())));
-    CHECK_FALSE(is_managed(at::empty_like(weights[0])));
-    CHECK(is_managed(at::zeros_like(weights[0])));
+    CHECK(is_program_s(at::zeros_like(weights[0])));
+  }
+}
+
+TEST_CASE("states are within the bound from the step on that makes them", "[managed]") {
+  Rig rig(disk());
+  {
+    const Tensors weights = make_weights(at::kFloat);
+    rig.offloader().manage(weights, within(2 * kBytes));
+    torch::optim::AdamW optimizer(weights, {});
+    torch::autograd::backward({loss_of(weights, at::ones({4, kWidth}))});
+    rig.offloader().reset_stats();
+    const OptimizerStep makes_states(optimizer);
+    optimizer.step();
+    CHECK(rig.offloader().stats().managed.tensors == 4 * weights.size());
+    CHECK(rig.offloader().stats().managed_on_device.peak_bytes <= 6 * kBytes);  // of one weight, and what leaves
   }
 }
 

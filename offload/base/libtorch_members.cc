@@ -1,0 +1,69 @@
+#include "offload/base/libtorch_members.h"
+
+#include <memory>
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+namespace ebb {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::SavedVariableHooks;
+
+// A pointer to a private member can be named in an explicit instantiation only, which then defines the key's member().
+template <typename Key, auto Member>
+struct Shown {
+  friend constexpr auto member(Key /*key*/) { return Member; }
+};
+
+struct RefusesAll {
+  friend constexpr auto member(RefusesAll /*key*/);
+};
+template struct Shown<RefusesAll, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+struct RefusesWrites {
+  friend constexpr auto member(RefusesWrites /*key*/);
+};
+template struct Shown<RefusesWrites, &c10::StorageImpl::throw_on_mutable_data_ptr_>;
+
+struct KeySet {
+  friend constexpr auto member(KeySet /*key*/);
+};
+template struct Shown<KeySet, &c10::TensorImpl::key_set_>;
+
+struct Counter {
+  friend constexpr auto member(Counter /*key*/);
+};
+template struct Shown<Counter, &c10::VariableVersion::version_counter_>;
+static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // a version has nothing but its counter
+
+struct Hooks {
+  friend constexpr auto member(Hooks /*key*/);
+};
+template struct Shown<Hooks, &SavedVariable::hooks_>;
+
+struct NodeMutex {
+  friend constexpr auto member(NodeMutex /*key*/);
+};
+template struct Shown<NodeMutex, &Node::mutex_>;
+
+}  // namespace
+
+bool& refuses_all(c10::StorageImpl& storage) { return storage.*member(RefusesAll()); }
+
+bool& refuses_writes(c10::StorageImpl& storage) { return storage.*member(RefusesWrites()); }
+
+c10::DispatchKeySet& key_set_of(const at::TensorBase& tensor) {
+  return tensor.unsafeGetTensorImpl()->*member(KeySet());
+}
+
+const void* counter_of(const c10::VariableVersion& version) { return (version.*member(Counter())).get(); }
+
+const SavedVariableHooks* hooks_of(const SavedVariable& variable) { return (variable.*member(Hooks())).get(); }
+
+std::mutex& mutex_of(Node& node) { return node.*member(NodeMutex()); }
+
+}  // namespace ebb

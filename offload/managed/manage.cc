@@ -1,0 +1,144 @@
+#include "offload/managed/manage.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include "offload/base/libtorch_members.h"
+#include "offload/base/log.h"
+#include "offload/base/managed_key.h"
+#include "offload/base/references.h"
+#include "offload/managed/registry.h"
+#include "offload/managed/uses.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::string_view kOurs = "ebb: ";  // errors begin so, and the log does by itself
+
+const c10::DispatchKeySet kObserved(kManagedKey);
+
+// Returns false where Registry::add does.
+bool manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
+            Registry::Stays stays) {
+  const c10::Device device = set->residency().tier().device();
+  if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_nested() || !tensor.has_storage() ||
+      tensor.device() != device) {
+    throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
+  }
+  if (!set->takes(tensor)) {
+    return true;
+  }
+  const bool is_added = Registry::all().add(tensor.storage(), set, slot, stays);
+  if (is_added) {
+    key_set_of(tensor) = tensor.key_set() | kObserved;
+  }
+  return is_added;
+}
+
+}  // namespace
+
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
+  TORCH_CHECK(manage(set, tensor, slot, Registry::Stays::kNo),
+              "ebb: another thread is using a tensor that is to be managed");
+}
+
+void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  static_cast<void>(manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
+}
+
+bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  if (is_managed(tensor)) {
+    return true;
+  }
+  if (const auto by = Registry::all().find(tensor.storage().unsafeGetStorageImpl()).set; by != nullptr && by != set) {
+    return false;
+  }
+  manage_around(set, tensor);
+  // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  constexpr std::size_t kCallersAndOneMore = 2;
+  if (references_to(tensor) > kCallersAndOneMore) {
+    key_set_of(tensor) = tensor.key_set() - kObserved;
+    return false;
+  }
+  return true;
+}
+
+bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
+  const auto warn = [&](std::string_view why) {
+    if (set->is_first_refusal()) {
+      why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
+      log_warning("gradients or optimizer states stay on the device: " + std::string(why));
+    }
+  };
+  try {
+    if (!manage(set, tensor, slot, Registry::Stays::kNo)) {
+      return false;
+    }
+    set->fit();
+  } catch (const c10::Error& error) {
+    warn(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    warn(error.what());
+  }
+  return true;
+}
+
+void manage_beside(const at::Tensor& parameter, const at::Tensor& state) {
+  const std::shared_ptr<ManagedSet> set = Registry::all().find(parameter).set;
+  if (set != nullptr && set->takes_states() && set->takes(state) && !is_managed(state) &&
+      references_to(state.storage()) == 1) {
+    try_to_manage(set, state);
+    Registry::all().belongs_to(state.storage().unsafeGetStorageImpl(), parameter.storage());
+  }
+}
+
+void release(const std::shared_ptr<ManagedSet>& set, at::TensorList tensors) {
+  for (const c10::Storage& storage : Registry::all().with_states_of(tensors, *set)) {
+    const at::Tensor bytes = bytes_of(storage);
+    const OnDevice use(bytes);  // after what was put off
+    if (const auto managed = Registry::all().find(bytes).managed) {
+      managed->release();
+      set->remove(managed);
+    }
+    Registry::all().remove(storage.unsafeGetStorageImpl());
+  }
+  for (const at::Tensor& each : tensors) {
+    if (each.has_storage() && Registry::all().find(each.storage().unsafeGetStorageImpl()).set == nullptr) {
+      key_set_of(each) = each.key_set() - kObserved;
+    }
+  }
+}
+
+bool has_home(const at::Tensor& tensor) { return Registry::all().find(tensor).managed != nullptr; }
+
+at::Tensor bytes_of(const c10::Storage& storage) {
+  c10::DispatchKeySet keys(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
+  if (Registry::all().find(storage.unsafeGetStorageImpl()).managed != nullptr) {
+    keys = keys | kObserved;
+  }
+  at::Tensor bytes =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, caffe2::TypeMeta::Make<std::uint8_t>());
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(storage.nbytes())});
+  return bytes;
+}
+
+void let_addresses_be_read(bool let) {
+  ManagedStorage::let_addresses_be_read(let);
+  for (const Registry::Found& each : Registry::all().managed()) {
+    each.managed->renew_refusal();
+  }
+}
+
+void forget_ended_storages() { Registry::all().forget_the_dead(); }
+
+}  // namespace ebb
