@@ -56,6 +56,9 @@ class GroupOptions {
     const py::object weight_decay = group_["weight_decay"];
     const py::object beta1 = betas[py::int_(0)];
     const py::object beta2 = betas[py::int_(1)];
+    if (as_number("betas", beta1) == 1) {  // the size of a step would be divided by zero
+      refuse("betas", betas, "two numbers in [0, 1)");
+    }
     const py::int_ one(1);
     const py::float_ steps(step);
     return adam_rule({.language = Language::kPython,

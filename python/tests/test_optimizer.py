@@ -669,7 +669,17 @@ def test_a_closure_is_called_with_gradients():
 
 
 @pytest.mark.parametrize(
-    "options", [{"lr": -1.0}, {"eps": float("nan")}, {"betas": (0.9, 1.0)}, {"weight_decay": -1}, {"update_in": "epoch"}]
+    "options",
+    [
+        {"lr": -1.0},
+        {"eps": float("nan")},
+        {"betas": (0.9, 1.0)},
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, 2)},
+        {"betas": (-0.1, 0.9)},
+        {"weight_decay": -1},
+        {"update_in": "epoch"},
+    ],
 )
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match="ebb"):
