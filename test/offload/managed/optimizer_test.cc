@@ -1063,7 +1063,10 @@ TEST_CASE("gradients and states are at home between their uses", "[managed]") {
       CHECK(is_managed(weight.grad()));
       CHECK(is_away(weight.grad()));
     }
-    optimizer.step();
+    {
+      const OptimizerStep makes_states(optimizer);
+      optimizer.step();
+    }
     int states = 0;
     for (const auto& [key, state] : optimizer.state()) {
       const auto& adam = dynamic_cast<const torch::optim::AdamWParamState&>(*state);
