@@ -47,13 +47,15 @@ bool SavedBytes::is_the_last_to_hold_source() const {
   return references_to(resident_) == 1 && may_refer_to(*resident_.unsafeGetStorageImpl());
 }
 
-SavedBytes::Leaving SavedBytes::leave(Ready ready) {
+SavedBytes::Leaving SavedBytes::leave(Block block, c10::Stream stream) {
   TORCH_INTERNAL_ASSERT(is_resident());
-  ready.home.copy_out(as_saved_.data(), ready.stream);
-  home_.emplace(std::move(ready.home));
+  Stash::Place place = Stash::prepare(stream);
+  HomeBlock home(residency_.tier(), std::move(block));
+  home.copy_out(as_saved_.data(), stream);  // nothing may fail from here on
+  home_.emplace(std::move(home));
   go(State::kResident, State::kOffDevice);
-  return {std::move(ready.place),
-          {std::exchange(on_device_, nullptr), std::exchange(resident_, {}), home_->copied_out(), ready.stream}};
+  return {std::move(place),
+          {std::exchange(on_device_, nullptr), std::exchange(resident_, {}), home_->copied_out(), stream}};
 }
 
 SavedBytes::Dropped SavedBytes::drop(std::unique_ptr<Recipe> recipe) {

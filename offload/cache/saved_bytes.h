@@ -117,19 +117,9 @@ class SavedBytes {
   // Whether nobody else has the source.
   [[nodiscard]] bool is_the_last_to_hold_source() const;
 
-  // What a copy out takes. Called before leave(): nothing but the start may fail then.
-  struct Ready {
-    HomeBlock home;
-    Stash::Place place;
-    c10::Stream stream;
-  };
-  [[nodiscard]] Ready prepare(Block block, c10::Stream stream) const {
-    return {{residency_.tier(), std::move(block)}, Stash::prepare(stream), stream};
-  }
-
-  // Starts the copy out, behind the work given to the stream so far. Throws, and does nothing, where the copy cannot be
-  // queued.
-  [[nodiscard]] Leaving leave(Ready ready);
+  // Starts the copy out to the block, behind the work given to the stream so far. Throws, and does nothing, where the
+  // copy cannot be queued.
+  [[nodiscard]] Leaving leave(Block block, c10::Stream stream);
 
   // Lets go of the source, which `recipe` makes again.
   [[nodiscard]] Dropped drop(std::unique_ptr<Recipe> recipe);

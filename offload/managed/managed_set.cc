@@ -185,11 +185,9 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
   const std::shared_ptr<UseLog> log = waits ? this->log() : nullptr;
   const std::shared_ptr<StepRecorder> recorder = log == nullptr ? nullptr : log->recorder_on(stream);
   const StepRecorder::ClockPause pause(recorder.get(), StepRecorder::ClockPause::kManaged);
-  begin_operation();
-  bool is_news = false;
+  const bool is_news = note_operation(uses);
   for (const Use& use : uses) {
     const Stored& storage = use.storage;
-    is_news = note_use(use) || is_news;
     if (storage->needs_memory()) {
       fetched_late_.add(storage->bytes());
       // A use gets its bytes, room or not.
@@ -250,28 +248,29 @@ void ManagedSet::make_saves_leave(std::uint64_t bytes) {
 }
 
 // Returns whether what is expected next may have changed.
-bool ManagedSet::note_use(const Use& use) {
-  std::vector<Stored> dead;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  if (log_ != nullptr) {
-    log_->use(use.storage->item(), use.storage->bytes(), use.written);
-  }
-  const std::uint32_t item = use.storage->item();
-  constexpr int kLookedAtAUse = 4;  // what has ended keeps its home until somebody looks
-  for (int i = 0; i < kLookedAtAUse; ++i) {
-    next_looked_at_ = (next_looked_at_ + 1) % static_cast<std::uint32_t>(storages_.size());
-    take_if_dead(next_looked_at_, dead);
-  }
-  return order_.use(item, use.storage->bytes(), fetched_ahead_bytes());
-}
-
-void ManagedSet::begin_operation() {
-  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // destroyed after the lock is released
+bool ManagedSet::note_operation(std::span<const Use> uses) {
+  std::vector<Stored> dead;                                 // destroyed after the lock is released
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> ended;  // the same
+  bool is_news = false;
   const MutexLock lock(mutex_);
   ended.swap(references_);
   if (log_ != nullptr) {
     log_->operation_begins();
   }
+  for (const Use& use : uses) {
+    const std::uint32_t item = use.storage->item();
+    if (log_ != nullptr) {
+      log_->use(item, use.storage->bytes(), use.written);
+    }
+    is_news = order_.use(item, use.storage->bytes(), fetched_ahead_bytes()) || is_news;
+    constexpr int kLookedAtAUse = 4;  // what has ended keeps its home until somebody looks
+    for (int i = 0; i < kLookedAtAUse; ++i) {
+      next_looked_at_ = (next_looked_at_ + 1) % static_cast<std::uint32_t>(storages_.size());
+      take_if_dead(next_looked_at_, dead);
+      order_.look_at(next_looked_at_);
+    }
+  }
+  return is_news;
 }
 
 std::shared_ptr<UseLog> ManagedSet::log() {

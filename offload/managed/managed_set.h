@@ -196,8 +196,7 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   [[nodiscard]] bool is_there(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
   void give_back(std::uint32_t item);
-  bool note_use(const Use& use);
-  void begin_operation();
+  bool note_operation(std::span<const Use> uses);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
                                                       const std::optional<UseOrder::Key>& before = std::nullopt);

@@ -90,12 +90,6 @@ void UseOrder::add(Item item) {
 bool UseOrder::use(Item item, std::uint64_t bytes, std::uint64_t window) {
   const bool is_news = history_.use(item, bytes, window);
   put(item, Where::kNowhere);
-  // After a jump back in the history, what is used soon may be sorted as if used late, where nobody looks.
-  constexpr int kLookedAtAUse = 4;
-  for (int i = 0; i < kLookedAtAUse; ++i) {
-    next_looked_at_ = (next_looked_at_ + 1) % static_cast<Item>(known_.size());
-    static_cast<void>(is_right(known_[next_looked_at_].key));
-  }
   return is_news;
 }
 

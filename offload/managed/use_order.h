@@ -86,8 +86,12 @@ class UseOrder {
   // Makes room for the item, for which the other members may then be called. Nowhere at first.
   void add(Item item);
 
-  // As UseHistory's. The item is nowhere until the next put().
+  // As UseHistory's. The item is nowhere until the next put(). To be followed by look_at() of a few items in turn.
   bool use(Item item, std::uint64_t bytes, std::uint64_t window);
+
+  // Sorts the item in, if its next use is another by now. After a jump back in the history, what is used soon may be
+  // sorted as if used late, where nobody looks.
+  void look_at(Item item) noexcept { static_cast<void>(is_right(known_[item].key)); }
 
   // Says where the item is.
   void put(Item item, Where where) noexcept;
@@ -116,7 +120,6 @@ class UseOrder {
   UseHistory history_;
   std::array<Keys, 3> keys_;  // by Where
   std::vector<Known> known_;  // by item
-  Item next_looked_at_ = 0;
 };
 
 }  // namespace ebb

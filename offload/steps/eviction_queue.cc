@@ -13,50 +13,37 @@ void EvictionQueue::add_copy(const std::shared_ptr<SavedStep>& step, std::weak_p
     copies_.pop_front();
   }
   if (copies_.size() >= next_cleaning_) {
-    std::erase_if(copies_, [](const CopyEntry& each) { return each.fetched.expired(); });
+    std::erase_if(copies_, [](const Copy& each) { return each.fetched.expired(); });
     next_cleaning_ = std::max<std::size_t>(64, 2 * copies_.size());
   }
   copies_.push_back({&step->thread(), step, std::move(storage), std::move(fetched)});
 }
 
 std::vector<EvictionQueue::Copy> EvictionQueue::take_copies_of(const std::shared_ptr<SavedStep>& step) {
-  return take([&](const CopyEntry& each) { return !each.step.owner_before(step) && !step.owner_before(each.step); });
+  return take([&](const Copy& each) { return !each.step.owner_before(step) && !step.owner_before(each.step); });
 }
 
 std::vector<EvictionQueue::Copy> EvictionQueue::take_copies_of(const BackwardCount& thread) {
-  return take([&](const CopyEntry& each) { return each.thread == &thread; });
+  return take([&](const Copy& each) { return each.thread == &thread; });
 }
 
 std::vector<EvictionQueue::Copy> EvictionQueue::take_last_copy() {
-  std::vector<CopyEntry> last;
-  {
-    const MutexLock lock(mutex_);
-    if (!copies_.empty()) {
-      last.push_back(std::move(copies_.back()));
-      copies_.pop_back();
-    }
+  std::vector<Copy> last;
+  const MutexLock lock(mutex_);
+  if (!copies_.empty()) {
+    last.push_back(std::move(copies_.back()));
+    copies_.pop_back();
   }
-  return living(last);
+  return last;
 }
 
 template <typename Which>
 std::vector<EvictionQueue::Copy> EvictionQueue::take(const Which& which) {
-  std::vector<CopyEntry> taken;
-  {
-    const MutexLock lock(mutex_);
-    const auto others = std::stable_partition(copies_.begin(), copies_.end(), which);
-    taken.assign(std::make_move_iterator(copies_.begin()), std::make_move_iterator(others));
-    copies_.erase(copies_.begin(), others);
-  }
-  return living(taken);
-}
-
-std::vector<EvictionQueue::Copy> EvictionQueue::living(const std::vector<CopyEntry>& entries) {
-  std::vector<Copy> copies;
-  for (const CopyEntry& each : entries) {
-    copies.push_back({each.step.lock(), each.storage.lock()});
-  }
-  return copies;
+  const MutexLock lock(mutex_);
+  const auto others = std::stable_partition(copies_.begin(), copies_.end(), which);
+  std::vector<Copy> taken(std::make_move_iterator(copies_.begin()), std::make_move_iterator(others));
+  copies_.erase(copies_.begin(), others);
+  return taken;
 }
 
 EvictionQueue::Id EvictionQueue::add_kept(std::weak_ptr<SavedStorage> storage, c10::Stream stream) {

@@ -27,10 +27,11 @@ class EvictionQueue {
  public:
   using Id = std::uint64_t;
 
-  // A prefetched copy's step and storage; null for what has ended.
   struct Copy {
-    std::shared_ptr<SavedStep> step;
-    std::shared_ptr<SavedStorage> storage;
+    const BackwardCount* thread;  // of the step's; only to compare
+    std::weak_ptr<SavedStep> step;
+    std::weak_ptr<SavedStorage> storage;
+    std::weak_ptr<Fetched> fetched;
   };
 
   // `stream`: the stream that made the bytes.
@@ -56,12 +57,6 @@ class EvictionQueue {
   [[nodiscard]] std::optional<Kept> first_kept(Id from);
 
  private:
-  struct CopyEntry {
-    const BackwardCount* thread;  // only to compare
-    std::weak_ptr<SavedStep> step;
-    std::weak_ptr<SavedStorage> storage;
-    std::weak_ptr<Fetched> fetched;
-  };
   struct KeptEntry {
     std::weak_ptr<SavedStorage> storage;
     c10::Stream stream;
@@ -69,10 +64,9 @@ class EvictionQueue {
 
   template <typename Which>
   [[nodiscard]] std::vector<Copy> take(const Which& which);
-  [[nodiscard]] static std::vector<Copy> living(const std::vector<CopyEntry>& entries);
 
   Mutex mutex_;
-  std::deque<CopyEntry> copies_ EBB_GUARDED_BY(mutex_);  // some have been asked for, or have ended
+  std::deque<Copy> copies_ EBB_GUARDED_BY(mutex_);  // some have been asked for, or have ended
   std::size_t next_cleaning_ EBB_GUARDED_BY(mutex_) = 64;
   std::map<Id, KeptEntry> kept_ EBB_GUARDED_BY(mutex_);
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;

@@ -41,7 +41,6 @@ class ExpectedUses {
   // Notes that backward has asked for this candidate. Under a plan the candidate tells which part of backward has
   // begun.
   void asked(std::uint32_t ordinal);
-  [[nodiscard]] bool is_planned() const { return held_bytes_.has_value(); }
 
   // Notes that backward has asked for this storage.
   void used(std::uint32_t index);

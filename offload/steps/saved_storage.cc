@@ -130,9 +130,7 @@ bool SavedStorage::evict(c10::Stream stream) {
     if (!block) {
       return false;
     }
-    SavedBytes::Ready ready = bytes_.prepare(*std::move(block), stream);
-    append_to_step(stream, SavedStep::Went::kLater);
-    leaving.emplace(bytes_.leave(std::move(ready)));
+    leaving.emplace(leave_locked(*std::move(block), stream, SavedStep::Went::kLater));
     if (evictable_) {
       steps_.eviction_queue().remove_kept(*std::exchange(evictable_, std::nullopt));
     }
@@ -147,9 +145,7 @@ void SavedStorage::offload(Block block, c10::Stream stream) {
   std::optional<SavedBytes::Leaving> leaving;
   {
     const MutexLock lock(mutex_);
-    SavedBytes::Ready ready = bytes_.prepare(std::move(block), stream);
-    append_to_step(stream, SavedStep::Went::kAtItsSave);
-    leaving.emplace(bytes_.leave(std::move(ready)));
+    leaving.emplace(leave_locked(std::move(block), stream, SavedStep::Went::kAtItsSave));
   }
   residency_->ledger().count_offloaded(bytes());
   const std::uint64_t limit_bytes = steps_.stash_limit_after(*step_, in_step_.ordinal);
@@ -160,10 +156,11 @@ void SavedStorage::offload(Block block, c10::Stream stream) {
   residency_->stash().hold(std::move(leaving->place), std::move(leaving->departure), limit_bytes);
 }
 
-void SavedStorage::append_to_step(c10::Stream stream, SavedStep::Went when) {
+SavedBytes::Leaving SavedStorage::leave_locked(Block block, c10::Stream stream, SavedStep::Went when) {
   if (!in_step_.id) {
     in_step_.id = step_->append(weak_from_this(), bytes(), stream, in_step_.ordinal, when);
   }
+  return bytes_.leave(std::move(block), stream);
 }
 
 void SavedStorage::defer_offload(Block block, c10::Stream stream) {

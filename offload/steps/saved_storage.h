@@ -153,7 +153,8 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   [[nodiscard]] c10::Storage take_memory();
   [[nodiscard]] bool take_room(std::uint64_t more, std::optional<std::uint64_t> held_bytes, Gauge::Lease& room);
   [[nodiscard]] c10::Storage wait_for(const std::shared_ptr<Fetched>& fetched);
-  void append_to_step(c10::Stream stream, SavedStep::Went when) EBB_REQUIRES(mutex_);
+  [[nodiscard]] SavedBytes::Leaving leave_locked(Block block, c10::Stream stream, SavedStep::Went when)
+      EBB_REQUIRES(mutex_);
   void prefetched_locked(const std::shared_ptr<Fetched>& fetched) EBB_REQUIRES(mutex_);
 
   // Whether the step has yet to hear of a use in this round; whether a recipe makes the bytes.

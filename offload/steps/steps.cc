@@ -91,11 +91,11 @@ std::uint64_t Steps::stash_limit_after(SavedStep& step, std::uint32_t ordinal) c
 
 void Steps::cancel(const std::vector<EvictionQueue::Copy>& copies, bool device_is_full) {
   for (const EvictionQueue::Copy& each : copies) {
-    if (each.step != nullptr) {
-      each.step->prefetch_is_cancelled(device_is_full);
+    if (const std::shared_ptr<SavedStep> step = each.step.lock()) {
+      step->prefetch_is_cancelled(device_is_full);
     }
-    if (each.storage != nullptr) {
-      each.storage->cancel_prefetch();
+    if (const std::shared_ptr<SavedStorage> storage = each.storage.lock()) {
+      storage->cancel_prefetch();
     }
   }
 }

@@ -5,12 +5,7 @@ namespace ebb {
 std::shared_ptr<SavedStorage> StorageTable::find(const c10::Storage& storage, const VersionId& version) {
   const MutexLock lock(mutex_);
   const auto found = entries_.find(storage.unsafeGetStorageImpl());
-  if (found == entries_.end()) {
-    return nullptr;
-  }
-  const Entry& entry = found->second;
-  const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
-  return same ? entry.saved.lock() : nullptr;
+  return found == entries_.end() ? nullptr : found->second.find(storage, version);
 }
 
 void StorageTable::erase(const c10::StorageImpl* storage, const SavedStorage* saved) {

@@ -30,8 +30,7 @@ class StorageTable {
                                                                 Make make) {
     const MutexLock lock(mutex_);
     Entry& entry = entries_[storage.unsafeGetStorageImpl()];
-    const bool same = entry.version == version && entry.data == storage.data() && entry.bytes == storage.nbytes();
-    if (std::shared_ptr<SavedStorage> known = same ? entry.saved.lock() : nullptr) {
+    if (std::shared_ptr<SavedStorage> known = entry.find(storage, version)) {
       return {std::move(known), false};
     }
     std::shared_ptr<SavedStorage> made = make();
@@ -52,6 +51,10 @@ class StorageTable {
     VersionId version;
     const void* data = nullptr;
     std::size_t bytes = 0;
+
+    [[nodiscard]] std::shared_ptr<SavedStorage> find(const c10::Storage& storage, const VersionId& of) const {
+      return version == of && data == storage.data() && bytes == storage.nbytes() ? saved.lock() : nullptr;
+    }
   };
 
   Mutex mutex_;
