@@ -50,27 +50,25 @@ bool ManagedSet::takes(const at::Tensor& tensor) const {
 }
 
 ManagedSet::Slot ManagedSet::make_slot() {
-  const MutexLock lock(mutex_);
-  const std::uint32_t item = take_item();
-  in_slot_[item] = true;
+  std::uint32_t item = 0;
+  {
+    const MutexLock lock(mutex_);
+    if (free_items_.empty()) {
+      free_items_.push_back(static_cast<std::uint32_t>(storages_.size()));
+      storages_.emplace_back();
+      order_.add(free_items_.back());
+    }
+    item = free_items_.back();
+    free_items_.pop_back();
+  }
   return {new std::uint32_t(item), [set = weak_from_this()](const std::uint32_t* number) {
             const std::unique_ptr<const std::uint32_t> ended(number);
-            if (const std::shared_ptr<ManagedSet> here = set.lock()) {
-              here->give_back(*number);
+            const std::shared_ptr<ManagedSet> here = set.lock();
+            if (here != nullptr && !here->residency_->forked()) {  // a parent's thread may have held the mutex
+              const MutexLock lock(here->mutex_);
+              here->free_items_.push_back(*number);
             }
           }};
-}
-
-std::uint32_t ManagedSet::take_item() {
-  if (free_items_.empty()) {
-    order_.add(static_cast<std::uint32_t>(storages_.size()));
-    storages_.emplace_back();
-    in_slot_.push_back(false);
-    return static_cast<std::uint32_t>(storages_.size() - 1);
-  }
-  const std::uint32_t item = free_items_.back();
-  free_items_.pop_back();
-  return item;
 }
 
 ManagedSet::Stored ManagedSet::exchange_stored(std::uint32_t item, Stored storage) {
@@ -102,22 +100,9 @@ std::uint64_t ManagedSet::fetched_ahead_bytes() const {
   return limits_.prefetch_bytes.value_or(fetched_ahead(device_bytes_));
 }
 
-// Of a slot. What lives there still keeps the item.
-void ManagedSet::give_back(std::uint32_t item) {
-  if (residency_->forked()) {  // another thread of the parent may have held the mutex
-    return;
-  }
-  Stored dead;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  in_slot_[item] = false;
-  if (storages_[item] == nullptr || !storages_[item]->is_alive()) {
-    dead = exchange_stored(item, nullptr);
-    free_items_.push_back(item);
-  }
-}
-
-std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, const Slot& slot,
+std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, Slot slot,
                                                 std::vector<c10::Stream> used_on) {
+  const bool follows = slot != nullptr;
   residency_->check_process();
   if (belongs_to_others(storage.data_ptr())) {
     throw std::invalid_argument(
@@ -125,13 +110,13 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
         "such as parameter.data = parameter.data.clone()");
   }
   Stored ended;  // destroyed after the lock is released, and before a home is looked for
-  std::optional<std::uint32_t> item;
   if (slot != nullptr) {
     const MutexLock lock(mutex_);
     const Stored& there = storages_[*slot];
-    if (there == nullptr || !there->is_alive()) {
+    if (there != nullptr && there->is_alive()) {
+      slot = nullptr;
+    } else {
       ended = exchange_stored(*slot, nullptr);
-      item = *slot;
     }
   }
   ended = nullptr;
@@ -139,17 +124,16 @@ std::shared_ptr<ManagedStorage> ManagedSet::add(const c10::Storage& storage, con
   if (!home) {
     return nullptr;
   }
-  if (!item) {
-    const MutexLock lock(mutex_);
-    item = take_item();
+  if (slot == nullptr) {
+    slot = make_slot();
   }
-  Stored managed =
-      make_shared_unless_forked<ManagedStorage>(shared_, storage, *std::move(home), *item, std::move(used_on));
+  Stored managed = make_shared_unless_forked<ManagedStorage>(shared_, storage, *std::move(home), std::move(slot),
+                                                             std::move(used_on));
   const MutexLock lock(mutex_);
-  static_cast<void>(exchange_stored(*item, managed));
+  ended = exchange_stored(managed->item(), managed);
   largest_ = std::max(largest_, storage.nbytes());
   if (log_ != nullptr) {
-    log_->made(*item, storage.nbytes(), /*follows=*/slot != nullptr);
+    log_->made(managed->item(), storage.nbytes(), follows);
   }
   return managed;
 }
@@ -160,9 +144,6 @@ void ManagedSet::remove(const Stored& storage) {
   const MutexLock lock(mutex_);
   if (storages_[item] == storage) {
     removed = exchange_stored(item, nullptr);
-    if (!in_slot_[item]) {
-      free_items_.push_back(item);
-    }
   }
 }
 
@@ -506,9 +487,6 @@ void ManagedSet::forget_the_dead() {
 
 void ManagedSet::take_if_dead(std::uint32_t item, std::vector<Stored>& dead) {
   if (storages_[item] != nullptr && !storages_[item]->is_alive()) {
-    if (!in_slot_[item]) {
-      free_items_.push_back(item);
-    }
     dead.push_back(exchange_stored(item, nullptr));
   }
 }

@@ -61,9 +61,7 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
     bool states = true;                // whether those that an optimizer makes are managed
   };
 
-  // A place among the set's storages for those that follow one another, as the gradients of a leaf do: to the history
-  // they are one. Given back with the last reference.
-  using Slot = std::shared_ptr<const std::uint32_t>;
+  using Slot = ManagedStorage::Slot;
 
   // `steps` must live as long as `residency`.
   ManagedSet(std::shared_ptr<Residency> residency, Steps& steps, Limits limits);
@@ -78,10 +76,10 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] Slot make_slot();
 
-  // Takes over a storage that has its bytes, and gives it a home. `slot`: null, or the place, if the storage that was
-  // there has ended. `used_on`: streams that may be using the bytes, beside the current one. Returns null where the
+  // Takes over a storage that has its bytes, and gives it a home. `slot`: its place, unless a storage that is alive has
+  // that; null: any. `used_on`: streams that may be using the bytes, beside the current one. Returns null where the
   // tier has no room. Throws std::invalid_argument for memory that LibTorch does not own.
-  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, const Slot& slot = nullptr,
+  [[nodiscard]] std::shared_ptr<ManagedStorage> add(const c10::Storage& storage, Slot slot = nullptr,
                                                     std::vector<c10::Stream> used_on = {});
 
   // Forgets a storage that has been released.
@@ -187,7 +185,6 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
     bool is_fetched_now;  // or only has room made
   };
 
-  [[nodiscard]] std::uint32_t take_item() EBB_REQUIRES(mutex_);
   [[nodiscard]] Stored exchange_stored(std::uint32_t item, Stored storage) EBB_REQUIRES(mutex_);
   void sort_in(std::uint32_t item) noexcept EBB_REQUIRES(mutex_);
   // Forgets what is there if the program has let go of it; `dead` gets it, to be destroyed after the lock is released.
@@ -195,7 +192,6 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   void sort_in(const ManagedStorage& storage) noexcept;
   [[nodiscard]] bool is_there(const UseOrder::Key& key, UseOrder::Where where) EBB_REQUIRES(mutex_);
   [[nodiscard]] std::uint64_t fetched_ahead_bytes() const;
-  void give_back(std::uint32_t item);
   bool note_operation(std::span<const Use> uses);
   [[nodiscard]] Room make_room(std::uint64_t bytes, std::uint64_t needed_in, CopiesHome copies);
   [[nodiscard]] std::optional<Expected> last_expected(std::uint64_t needed_in,
@@ -224,9 +220,8 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   std::uint32_t next_looked_at_ EBB_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<UseLog> log_ EBB_GUARDED_BY(mutex_);   // null for none
   std::vector<Stored> storages_ EBB_GUARDED_BY(mutex_);  // by item; null where the program has let go of the storage
-  std::vector<bool> in_slot_ EBB_GUARDED_BY(mutex_);     // by item; whether the item is a Slot's
-  std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);
-  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;  // the bytes of the largest storage so far
+  std::vector<std::uint32_t> free_items_ EBB_GUARDED_BY(mutex_);  // in no slot
+  std::size_t largest_ EBB_GUARDED_BY(mutex_) = 0;                // the bytes of the largest storage so far
   // Of storages that evictions have looked at, for end_references().
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> references_ EBB_GUARDED_BY(mutex_);
 };

@@ -53,12 +53,12 @@ const void* data_without_checks(c10::StorageImpl& storage) { return storage._mut
 
 }  // namespace
 
-ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home, std::uint32_t item,
+ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home, Slot slot,
                                std::vector<c10::Stream> used_on)
     : set_(set),
       storage_(storage.getWeakStorageImpl()),
       bytes_(storage.nbytes()),
-      item_(item),
+      slot_(std::move(slot)),
       owner_(set.tier.current_stream()),
       home_(set.tier, std::move(home)),
       users_(std::move(used_on)),

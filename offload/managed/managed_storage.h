@@ -57,16 +57,19 @@ class ManagedStorage {
     Stash stash;      // the part of `on_device` in kLeaving
   };
 
+  // A place among the set's storages, given back with the last reference: a small number. To the set's history those
+  // that follow one another in a place are one, as the gradients of a leaf are.
+  using Slot = std::shared_ptr<const std::uint32_t>;
+
   // `storage`: with memory, which becomes the bytes, and which belongs to the current stream. `used_on`: other streams
   // that may be using it. `set` must outlive this object.
-  ManagedStorage(Set& set, const c10::Storage& storage, Block home, std::uint32_t item,
-                 std::vector<c10::Stream> used_on);
+  ManagedStorage(Set& set, const c10::Storage& storage, Block home, Slot slot, std::vector<c10::Stream> used_on);
   ~ManagedStorage();
   ManagedStorage(const ManagedStorage&) = delete;
   ManagedStorage& operator=(const ManagedStorage&) = delete;
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  [[nodiscard]] std::uint32_t item() const { return item_; }  // the number in its set
+  [[nodiscard]] std::uint32_t item() const { return *slot_; }
 
   // Whether the StorageImpl has the memory, or will have it without a copy in to be started; whether it has the memory;
   // whether the state is kHome or kLeaving. Only hints: another thread may change that.
@@ -172,7 +175,7 @@ class ManagedStorage {
   Set& set_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const std::size_t bytes_;
-  const std::uint32_t item_;
+  const Slot slot_;
   const c10::Stream owner_;
   std::atomic<State> state_{State::kInstalled};  // changes under mutex_ only
   std::atomic<int> uses_{0};                     // the same
