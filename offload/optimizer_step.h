@@ -1,6 +1,6 @@
 #pragma once
 
-#include <thread>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,6 @@ class [[nodiscard]] OptimizerStep {
  public:
   explicit OptimizerStep(const torch::optim::Optimizer& optimizer);
   explicit OptimizerStep(std::vector<at::Tensor> parameters);
-  ~OptimizerStep();
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 
@@ -32,8 +31,7 @@ class [[nodiscard]] OptimizerStep {
   [[nodiscard]] static bool steps(const at::Tensor& parameter);
 
  private:
-  const std::vector<at::Tensor> parameters_;
-  const std::thread::id thread_;
+  const std::shared_ptr<const std::vector<at::Tensor>> parameters_;
 };
 
 }  // namespace ebb

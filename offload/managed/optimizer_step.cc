@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "streams/base/mutex.h"
-#include "streams/base/process_mark.h"
-
 namespace ebb {
 namespace {
 
-// The steps of all threads: a step of Python's may end on another thread than its own.
-struct Steps {
-  Mutex mutex;
-  std::vector<const OptimizerStep*> all EBB_GUARDED_BY(mutex);
-};
+// Of the steps that have begun on the thread. Those that have ended, perhaps on another thread, are null.
+thread_local std::vector<std::weak_ptr<const std::vector<at::Tensor>>> steps_here;
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
@@ -28,24 +22,16 @@ std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) 
 OptimizerStep::OptimizerStep(const torch::optim::Optimizer& optimizer) : OptimizerStep(parameters_of(optimizer)) {}
 
 OptimizerStep::OptimizerStep(std::vector<at::Tensor> parameters)
-    : parameters_(std::move(parameters)), thread_(std::this_thread::get_id()) {
-  Steps& steps = PerProcess<Steps>::here();
-  const MutexLock lock(steps.mutex);
-  steps.all.push_back(this);
-}
-
-OptimizerStep::~OptimizerStep() {
-  Steps& steps = PerProcess<Steps>::here();
-  const MutexLock lock(steps.mutex);
-  std::erase(steps.all, this);
+    : parameters_(std::make_shared<const std::vector<at::Tensor>>(std::move(parameters))) {
+  std::erase_if(steps_here, [](const auto& step) { return step.expired(); });
+  steps_here.push_back(parameters_);
 }
 
 bool OptimizerStep::steps(const at::Tensor& parameter) {
-  Steps& steps = PerProcess<Steps>::here();
-  const MutexLock lock(steps.mutex);
-  return std::ranges::any_of(steps.all, [&](const OptimizerStep* step) {
-    return step->thread_ == std::this_thread::get_id() &&
-           std::ranges::any_of(step->parameters_, [&](const at::Tensor& each) { return each.is_same(parameter); });
+  return std::ranges::any_of(steps_here, [&](const auto& step) {
+    const std::shared_ptr<const std::vector<at::Tensor>> parameters = step.lock();
+    return parameters != nullptr &&
+           std::ranges::any_of(*parameters, [&](const at::Tensor& each) { return each.is_same(parameter); });
   });
 }
 
