@@ -41,7 +41,7 @@ class AskingEngine final : public Engine {
     if (is_traced()) {
       return next_.get_default_saved_variable_hooks();
     }
-    if (auto hook = Region::hook_here()) {
+    if (auto hook = region_hook_here()) {
       return hook;
     }
     GuardScope::Target target = GuardScope::current();

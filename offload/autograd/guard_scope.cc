@@ -3,14 +3,25 @@
 #include <tuple>
 #include <utility>
 
-#include "offload/autograd/default_hooks.h"
-#include "offload/autograd/early_prefetch.h"
 #include "offload/base/backward_pass.h"
+#include "offload/guard.h"
+#include "offload/offloader.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
+#include "offload/tensors/deferred_copies.h"
 
 namespace ebb {
+namespace {
+
+struct WeakSaving {
+  std::weak_ptr<Runtime> runtime;
+  std::weak_ptr<SavedStep> step;
+};
+
+thread_local WeakSaving last_here;
+
+}  // namespace
 
 GuardScope::GuardScope(std::shared_ptr<Runtime> runtime)
     : default_hooks_around_(default_hooks_here()),
@@ -29,17 +40,6 @@ std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime) 
   return scope;
 }
 
-void GuardScope::flush() {
-  std::shared_ptr<Runtime> runtime;
-  {
-    const LockUnlessForked locked(process_, mutex_);
-    runtime = runtime_;
-  }
-  if (runtime != nullptr && !runtime->forked()) {
-    runtime->tier().flush();
-  }
-}
-
 void GuardScope::leave() {
   std::shared_ptr<Runtime> runtime;  // destroyed, as is the step, after the lock is released
   std::shared_ptr<SavedStep> step;
@@ -51,8 +51,12 @@ void GuardScope::leave() {
   }
   drop_ended();
   take_from_below_the_top();
-  if (runtime != nullptr && !runtime->forked() && runtime->plans() != nullptr) {
-    runtime->plans()->leaves().guard_ended();
+  if (runtime == nullptr || runtime->forked()) {
+    return;
+  }
+  runtime->tier().flush();
+  if (PlanFollower* const plans = runtime->plans()) {
+    plans->leaves().guard_ended();
   }
 }
 
@@ -121,7 +125,7 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
   // Called without the lock, under which nothing may be destroyed: this call ends the last step's unclaimed copies, and
   // perhaps the last step.
   std::shared_ptr<SavedStep> next = runtime->steps().of_this_thread();
-  EarlyPrefetch::expect(runtime, next);
+  last_here = {runtime, next};
   const LockUnlessForked locked(process_, mutex_);
   if (ended_) {  // on another thread, since this save began
     return next;
@@ -131,5 +135,24 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
   }
   return step_;
 }
+
+GuardScope::Saving GuardScope::last_saving_here() {
+  Saving last{last_here.runtime.lock(), last_here.step.lock()};
+  return last.runtime != nullptr && last.step != nullptr ? last : Saving{};
+}
+
+OffloadGuard::OffloadGuard(Offloader& offloader)
+    : scope_(offloader.runtime() == nullptr ? nullptr : GuardScope::enter(offloader.runtime())) {}
+
+OffloadGuard::~OffloadGuard() {
+  if (scope_ != nullptr) {
+    DeferredCopies::of_this_thread().start_all();
+    scope_->leave();
+  }
+}
+
+NoOpGuard::NoOpGuard() : scope_(GuardScope::enter(nullptr)) {}
+
+NoOpGuard::~NoOpGuard() { scope_->leave(); }
 
 }  // namespace ebb

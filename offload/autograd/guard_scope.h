@@ -4,6 +4,7 @@
 #include <memory>
 #include <string_view>
 
+#include <ATen/SavedTensorHooks.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "offload/base/libtorch.h"
@@ -36,6 +37,17 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   static constexpr std::string_view kName = "ebb::GuardScope";
   static constexpr auto kKind = debug_info_kind(0xEB, &kName);
 
+  // Note [The innermost wins]
+  // Python has default hooks of its own (torch.autograd.graph.saved_tensors_hooks, on which checkpointing, save_on_cpu
+  // and others are built), on a stack that is part of at::ThreadLocalState, as a guard is. A guard or a region notes
+  // how many hooks the stack had when the guard or region began. Where a save finds more hooks than that, they were set
+  // inside of the guard or region, and the save is theirs.
+  //
+  // How many default hooks are on the calling thread's stack.
+  [[nodiscard]] static std::size_t default_hooks_here() {
+    return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+  }
+
   // Where a save made now goes.
   struct Target {
     std::shared_ptr<Runtime> runtime = nullptr;  // null: the save is left to LibTorch
@@ -45,19 +57,23 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   // Puts a scope on the calling thread's stack. `runtime` null: leave saves to LibTorch.
   [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime);
 
-  // Has the offloader's tier start the copies that it has gathered into a batch.
-  void flush();
-
   // Ends the scope, on this thread and wherever the stack has been captured, and takes ended scopes off the calling
-  // thread's stack.
+  // thread's stack. Has the offloader's tier start the copies that the tier has gathered into a batch.
   void leave();
 
   // The target of the calling thread's innermost scope that has not ended. Empty if there is no scope, or if Python's
-  // default hooks were set inside of the scope (Note [The innermost wins] in default_hooks.h).
+  // default hooks were set inside of the scope (Note [The innermost wins]).
   [[nodiscard]] static Target current();
 
   // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
   [[nodiscard]] std::shared_ptr<SavedStep> step(const std::shared_ptr<Runtime>& runtime);
+
+  struct Saving {
+    std::shared_ptr<Runtime> runtime = nullptr;
+    std::shared_ptr<SavedStep> step = nullptr;
+  };
+  // The step for which the calling thread began to save last, for whichever offloader. Empty where either has ended.
+  [[nodiscard]] static Saving last_saving_here();
 
  private:
   using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;

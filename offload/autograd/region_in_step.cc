@@ -1,7 +1,10 @@
 #include "offload/autograd/region_in_step.h"
 
+#include <set>
 #include <utility>
 
+#include "offload/base/autograd_info.h"
+#include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/saved_storage.h"
 
@@ -49,11 +52,24 @@ void RegionInStep::needed() {
   }
 }
 
-void RegionInStep::SecondRun::saves(std::uint64_t bytes) {
-  region_.held_.reset();
-  region_.held_.emplace(region_.runtime_->residency().ledger().hold(bytes, DeviceAccount::Held::What::kRecomputed));
-  if (region_.place_.recorder != nullptr) {
-    region_.place_.recorder->region_saves(region_.place_.index, bytes);
+void RegionInStep::second_run_saved(const std::vector<at::Tensor>& saved, const std::vector<at::Tensor>& inputs) {
+  std::set<const c10::StorageImpl*> seen;  // each counts once, and the inputs' not at all
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      seen.insert(input.storage().unsafeGetStorageImpl());
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (const at::Tensor& each : saved) {
+    const bool may_move = !runtime_->exclusions().reason(each, AutogradInfo(each));
+    if (may_move && seen.insert(each.storage().unsafeGetStorageImpl()).second) {
+      bytes += each.storage().nbytes();
+    }
+  }
+  held_.reset();
+  held_.emplace(runtime_->residency().ledger().hold(bytes, DeviceAccount::Held::What::kRecomputed));
+  if (place_.recorder != nullptr) {
+    place_.recorder->region_saves(place_.index, bytes);
   }
 }
 

@@ -39,16 +39,11 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 
 Decider::~Decider() = default;
 
-DeviceAccount::Held::What Decider::passed_through() const {
-  using What = DeviceAccount::Held::What;
-  return plans_ != nullptr ? What::kPassedThroughBesidePlan : What::kPassedThrough;
-}
-
-bool Decider::may_compute(const GraphRecipe& recipe) const {
-  return plans_ == nullptr || plans_->leaves().may_compute(recipe);
-}
-
-Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe) {
+Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step) {
+  std::unique_ptr<GraphRecipe> recipe = needs_recipes_ ? GraphRecipe::find(tensor) : nullptr;
+  if (recipe != nullptr && plans_ != nullptr && !plans_->leaves().may_compute(*recipe)) {
+    recipe = nullptr;
+  }
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -59,7 +54,9 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
     candidate.operation = operation;
   }
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
-  return plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+  const Decision decision =
+      plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe.get()) : ask_policy(candidate, step);
+  return {decision, std::move(recipe)};
 }
 
 Decision Decider::ask_policy(Candidate& candidate, SavedStep& step) {

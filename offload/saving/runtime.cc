@@ -32,7 +32,7 @@ Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Tr
               .window_bytes = options_.window_bytes}),
       residency_(options_.record_timeline, std::move(tier), std::move(trace)),
       decider_(options_, steps_, residency_),
-      exclusions_(residency_.tier().device()) {}
+      exclusions_(residency_.tier().device(), decider_.least_bytes()) {}
 
 void Runtime::log_summary() noexcept {
   if (residency_.ledger().counters().steps < kEnoughSteps) {
@@ -56,16 +56,17 @@ std::vector<TraceSpan> Runtime::take_trace() {
   return residency_.trace()->take();
 }
 
-std::optional<KeptReason> Runtime::passed_through(const at::Tensor& tensor) {
-  const std::optional<KeptReason> never_moved = exclusions_.reason(tensor);
-  return never_moved || storage_bytes(tensor) >= decider_.least_bytes() ? never_moved : KeptReason::kPolicy;
-}
-
-void Runtime::count_kept(KeptReason reason, const at::Tensor& tensor) {
+std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tensor, KeptReason reason) {
   const std::uint64_t bytes = reason == KeptReason::kUnmovable ? 0 : storage_bytes(tensor);
-  residency_.ledger().expect_request(bytes);
-  residency_.ledger().counters().saved.add(bytes);
-  residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
+  Ledger& ledger = residency_.ledger();
+  ledger.expect_request(bytes);
+  ledger.counters().saved.add(bytes);
+  ledger.counters().kept[static_cast<std::size_t>(reason)].add(bytes);
+  if (reason != KeptReason::kPolicy) {
+    return std::nullopt;
+  }
+  using What = DeviceAccount::Held::What;
+  return ledger.hold(bytes, plans() == nullptr ? What::kPassedThrough : What::kPassedThroughBesidePlan);
 }
 
 // The storage's SavedStorage, and whether it is new.
@@ -127,11 +128,7 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     Start start) {
   const std::uint64_t bytes = saved->bytes();
-  std::unique_ptr<GraphRecipe> recipe = decider_.needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
-  if (recipe != nullptr && !decider_.may_compute(*recipe)) {
-    recipe = nullptr;
-  }
-  const Decision decision = decider_.decide(tensor, *saved, step, recipe.get());
+  auto [decision, recipe] = decider_.decide(tensor, *saved, step);
   if (decision == Decision::kRecompute && recipe != nullptr) {
     residency_.ledger().count_dropped(bytes);
     saved->drop(std::move(recipe));
@@ -173,29 +170,25 @@ std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
   }
   const MutexLock lock(making_managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed();
-  if (set != nullptr) {
-    if (is_bound_planned_) {
-      plans()->plans_bound_of(set);
+  if (set == nullptr) {
+    is_bound_planned_ = plans() != nullptr && !how.device_bytes;
+    const std::optional<std::uint64_t> bytes = is_bound_planned_ ? plans()->first_managed_bytes() : how.device_bytes;
+    if (!bytes) {
+      throw std::invalid_argument(
+          "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
+          "memory: say how many bytes of managed tensors may be on the device");
     }
-    return set;
+    set = std::make_shared<ManagedSet>(shared_residency(), steps_,
+                                       ManagedSet::Limits{.device_bytes = *bytes,
+                                                          .prefetch_bytes = how.prefetch_bytes,
+                                                          .minimum_bytes = how.minimum_bytes,
+                                                          .resident_bytes = how.resident_bytes,
+                                                          .states = how.states});
+    serve(set);
   }
-  is_bound_planned_ = plans() != nullptr && !how.device_bytes;
-  const std::optional<std::uint64_t> bytes = is_bound_planned_ ? plans()->first_managed_bytes() : how.device_bytes;
-  if (!bytes) {
-    throw std::invalid_argument(
-        "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
-        "memory: say how many bytes of managed tensors may be on the device");
-  }
-  set = std::make_shared<ManagedSet>(shared_residency(), steps_,
-                                     ManagedSet::Limits{.device_bytes = *bytes,
-                                                        .prefetch_bytes = how.prefetch_bytes,
-                                                        .minimum_bytes = how.minimum_bytes,
-                                                        .resident_bytes = how.resident_bytes,
-                                                        .states = how.states});
   if (is_bound_planned_) {
     plans()->plans_bound_of(set);
   }
-  serve(set);
   return set;
 }
 

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/accounts/device_account.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_set.h"
 #include "offload/options.h"
@@ -74,11 +75,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Stats stats();
   void reset_stats();
 
-  // Why a save of `tensor` is passed through; nullopt where its storage may move.
-  [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
-
-  // Counts a save that passes through. `tensor` need not have a storage.
-  void count_kept(KeptReason reason, const at::Tensor& tensor);
+  // Counts a save that passes through. Where the policy had it pass, the result counts the bytes as held on the device
+  // until the save ends; else nullopt. `tensor` need not have a storage.
+  [[nodiscard]] std::optional<DeviceAccount::Held> pass_through(const at::Tensor& tensor, KeptReason reason);
 
   // When the copy of a newly saved storage starts.
   enum class Start : std::uint8_t {

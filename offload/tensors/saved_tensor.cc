@@ -61,9 +61,6 @@ SavedTensor::Memory SavedTensor::memory_of(const at::Tensor& tensor) {
 
 SavedTensor::SavedTensor(const at::Tensor& saved) : SavedTensor(saved, AutogradInfo(saved)) {}
 
-SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
-    : SavedTensor(saved, AutogradInfo(saved), std::move(storage)) {}
-
 SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info)
     : version_(saved, info),
       handing_(handing_of(info)),

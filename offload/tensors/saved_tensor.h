@@ -28,11 +28,12 @@ class AutogradInfo;
 class SavedTensor {
  public:
   // Holds `saved` as it is. Must be made while autograd saves the tensor: only then does the kind of save (Handing)
-  // show.
+  // show. `info`: of `saved`.
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info);
   explicit SavedTensor(const at::Tensor& saved);
 
   // Holds `saved` without its bytes, which `storage` has.
-  SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage);
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage);
 
   // Another save of the tensor, for a recipe. This save has the memory that was saved, whatever becomes of the tensor.
   // Null if the tensor has been written to, resized or given other data since it was saved, and in a forked child.
@@ -63,9 +64,8 @@ class SavedTensor {
   [[nodiscard]] int recipe_depth() const;
 
  private:
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info);
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage);
   SavedTensor(const SavedTensor& other, at::Tensor tensor);
+
   // The memory of a tensor; empty for a tensor whose sizes, strides or bytes are not numbers.
   struct Memory {
     const void* data = nullptr;

@@ -21,8 +21,8 @@
 #include "offload/managed/postpone.h"
 #include "offload/managed/uses.h"
 #include "offload/recording/use_log.h"
-#include "test/offload/managed/managed_helpers.h"
 #include "test/offload/cache/ordering_world.h"
+#include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
 namespace ebb {

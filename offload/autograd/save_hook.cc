@@ -1,5 +1,6 @@
-#include "offload/autograd/packed.h"
+#include "offload/autograd/save_hook.h"
 
+#include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
 #include "offload/saving/runtime.h"
 #include "offload/tensors/deferred_copies.h"
@@ -7,36 +8,37 @@
 
 namespace ebb {
 
-Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, RegionSaves* region) {
+void SaveHook::call_pack_hook(const at::Tensor& tensor) {
+  const GuardScope::Target target = std::exchange(target_, {});
+  const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
   Runtime& runtime = *target.runtime;
   runtime.check_process();
   DeferredCopies::of_this_thread().start_finished();
-  if (const std::optional<KeptReason> reason = runtime.passed_through(tensor)) {
-    runtime.count_kept(*reason, tensor);
-    if (reason == KeptReason::kPolicy) {
-      held_.emplace(runtime.residency().ledger().hold(tensor.storage().nbytes(), runtime.decider().passed_through()));
-    }
-    saved_.emplace(tensor);
-    return;
+  const AutogradInfo info(tensor);
+  std::optional<KeptReason> reason = runtime.exclusions().reason(tensor, info);
+  if (!reason && runtime.tier().captures()) {
+    reason = KeptReason::kCaptured;  // Note [CUDA graphs]
   }
-  if (runtime.tier().captures()) {  // Note [CUDA graphs]
-    runtime.count_kept(KeptReason::kCaptured, tensor);
-    saved_.emplace(tensor);
+  if (reason) {
+    if (std::optional<DeviceAccount::Held> held = runtime.pass_through(tensor, *reason)) {
+      held_.emplace(*std::move(held));
+    }
+    saved_.emplace(tensor, info);
     return;
   }
   const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
   runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
-  if (region != nullptr) {
-    saved_.emplace(tensor, runtime.keep(tensor, step, *region));
-    return;
-  }
-  const auto start = tensor.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
-  saved_.emplace(tensor, runtime.save(tensor, step, start));
+  const auto start = info.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
+  saved_.emplace(tensor, info,
+                 region == nullptr ? runtime.save(tensor, step, start) : runtime.keep(tensor, step, *region));
 }
 
-Packed::~Packed() {
+SaveHook::~SaveHook() {
+  if (!saved_) {
+    return;
+  }
   const void* const save = &*saved_;
   saved_.reset();
   held_.reset();
@@ -47,7 +49,7 @@ Packed::~Packed() {
   }
 }
 
-at::Tensor Packed::unpack() {
+at::Tensor SaveHook::call_unpack_hook() {
   const WithoutInterpreterLock without;
   sweep_lent_behind();  // before memory is asked for
   for (bool is_again = false;; is_again = true) {
