@@ -23,17 +23,18 @@ thread_local WeakSaving last_here;
 
 }  // namespace
 
-GuardScope::GuardScope(std::shared_ptr<Runtime> runtime)
+GuardScope::GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of)
     : default_hooks_around_(default_hooks_here()),
       below_(c10::ThreadLocalDebugInfo::current()),
       around_(innermost()),
-      runtime_(std::move(runtime)) {}
+      runtime_(std::move(runtime)),
+      run_(hook_of == nullptr ? nullptr : std::make_shared<const HookOf>(std::move(hook_of))) {}
 
 GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
-std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime) {
+std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
   drop_ended();
-  std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime)));
+  std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime), std::move(hook_of)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
   const LockUnlessForked locked(scope->process_, scope->mutex_);
   scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
@@ -41,13 +42,15 @@ std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime) 
 }
 
 void GuardScope::leave() {
-  std::shared_ptr<Runtime> runtime;  // destroyed, as is the step, after the lock is released
+  std::shared_ptr<Runtime> runtime;  // destroyed, as are the next two, after the lock is released
   std::shared_ptr<SavedStep> step;
+  std::shared_ptr<const HookOf> run;
   {
     const LockUnlessForked locked(process_, mutex_);
     ended_ = true;
     runtime = std::exchange(runtime_, nullptr);
     step = std::exchange(step_, nullptr);
+    run = std::exchange(run_, nullptr);
   }
   drop_ended();
   take_from_below_the_top();
@@ -101,14 +104,23 @@ void GuardScope::drop_ended() {
 }
 
 GuardScope::Target GuardScope::current() {
-  for (GuardScope* scope = innermost(); scope != nullptr;) {
+  Target target;
+  bool found_guard = false;
+  bool found_run = false;
+  for (GuardScope* scope = innermost(); scope != nullptr && !(found_guard && found_run);) {
     const LockUnlessForked locked(scope->process_, scope->mutex_);
-    if (!scope->ended_) {
-      return default_hooks_here() > scope->default_hooks_around_ ? Target{} : Target{scope->runtime_, scope};
+    bool& found = scope->run_ == nullptr ? found_guard : found_run;
+    if (!scope->ended_ && !std::exchange(found, true) && default_hooks_here() <= scope->default_hooks_around_) {
+      if (scope->run_ == nullptr) {
+        target.runtime = scope->runtime_;
+        target.scope = scope;
+      } else {
+        target.run = scope->run_;
+      }
     }
     scope = scope->around_;
   }
-  return {};
+  return target;
 }
 
 std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runtime) {

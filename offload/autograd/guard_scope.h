@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string_view>
 
 #include <ATen/SavedTensorHooks.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/base/libtorch.h"
 #include "streams/base/mutex.h"
@@ -17,7 +19,8 @@ class Runtime;
 class SavedStep;
 
 // The entry that a guard puts on its thread's stack: to which offloader saves go (none for NoOpGuard), and to which
-// step they belong.
+// step they belong. A run of a checkpointed region puts such an entry there as well. Every save inside of the run
+// belongs to the region, whatever guards the region's function enters.
 //
 // Note [The guard stack is LibTorch's]
 // c10::ThreadLocalDebugInfo is a thread's stack of user information: the innermost entry wins, and the stack is part of
@@ -48,21 +51,28 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
     return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
   }
 
+  struct Target;
+  // Makes the hook of a save inside of a region's run; null if the save is left to LibTorch. `target`: where the save
+  // would go outside of regions.
+  using HookOf = std::function<std::unique_ptr<torch::autograd::SavedVariableHooks>(Target target)>;
+
   // Where a save made now goes.
   struct Target {
-    std::shared_ptr<Runtime> runtime = nullptr;  // null: the save is left to LibTorch
-    GuardScope* scope = nullptr;                 // on the calling thread's stack
+    std::shared_ptr<Runtime> runtime = nullptr;   // null: the save is left to LibTorch
+    GuardScope* scope = nullptr;                  // on the calling thread's stack
+    std::shared_ptr<const HookOf> run = nullptr;  // of the innermost region that runs; null for none
   };
 
-  // Puts a scope on the calling thread's stack. `runtime` null: leave saves to LibTorch.
-  [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime);
+  // Puts a scope on the calling thread's stack: a guard's (`runtime` null: leave saves to LibTorch), or with `hook_of`
+  // that of a region's run.
+  [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime, HookOf hook_of = nullptr);
 
   // Ends the scope, on this thread and wherever the stack has been captured, and takes ended scopes off the calling
   // thread's stack. Has the offloader's tier start the copies that the tier has gathered into a batch.
   void leave();
 
-  // The target of the calling thread's innermost scope that has not ended. Empty if there is no scope, or if Python's
-  // default hooks were set inside of the scope (Note [The innermost wins]).
+  // The calling thread's innermost guard and run that have not ended. A guard or run inside of which Python's default
+  // hooks were set counts as none (Note [The innermost wins]).
   [[nodiscard]] static Target current();
 
   // The step that a save made now, for `runtime`, belongs to. See Steps::of_this_thread.
@@ -78,7 +88,7 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
  private:
   using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;
 
-  explicit GuardScope(std::shared_ptr<Runtime> runtime);
+  GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of);
   static GuardScope* innermost();
   static void drop_ended();
   void take_from_below_the_top();
@@ -91,7 +101,8 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   // The stack with this scope on top. Only to compare.
   const c10::ThreadLocalDebugInfo* with_it_ EBB_GUARDED_BY(mutex_) = nullptr;
   bool ended_ EBB_GUARDED_BY(mutex_) = false;
-  std::shared_ptr<Runtime> runtime_ EBB_GUARDED_BY(mutex_);  // until the end
+  std::shared_ptr<Runtime> runtime_ EBB_GUARDED_BY(mutex_);   // until the end, as the next
+  std::shared_ptr<const HookOf> run_ EBB_GUARDED_BY(mutex_);  // null for a guard
   std::shared_ptr<SavedStep> step_ EBB_GUARDED_BY(mutex_);
 };
 

@@ -61,13 +61,10 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
 }
 
 std::shared_ptr<Trace> make_trace(const Options& options) {
-  return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
+  return options.record_trace ? std::make_shared<Trace>() : nullptr;
 }
 
 std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
-  if (!options.enabled) {
-    return nullptr;
-  }
   if (tier->device().is_cuda()) {  // or LibTorch's allocator knows of no device before the program's first tensor there
     at::globalContext().lazyInitDevice(c10::kCUDA);
   }
@@ -94,21 +91,17 @@ void move_from_cpu(const at::Tensor& tensor, c10::Device device) {
   }
 }
 
-Options resolved(Options options) {
-  if (options.enabled) {
-    options.device = resolve(options.device);
-  }
-  validate(options);
-  return options;
-}
-
 }  // namespace
 
 Offloader::Offloader(Options options) {
-  options = resolved(std::move(options));
   device_ = options.device;
+  if (!options.enabled) {
+    return;
+  }
+  device_ = options.device = resolve(options.device);
+  validate(options);
   const std::shared_ptr<Trace> trace = make_trace(options);
-  runtime_ = make_runtime(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
+  runtime_ = make_runtime(options, make_tier(options, trace), trace);
 }
 
 Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
@@ -118,7 +111,9 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   device_ = tier->device();
   options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
-  runtime_ = make_runtime(options, std::move(tier), make_trace(options));
+  if (options.enabled) {
+    runtime_ = make_runtime(options, std::move(tier), make_trace(options));
+  }
 }
 
 Offloader::~Offloader() {

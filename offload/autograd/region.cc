@@ -1,10 +1,9 @@
-#include "offload/autograd/region.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,8 +12,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/autograd/engine.h"
 #include "offload/autograd/guard_scope.h"
@@ -23,7 +22,6 @@
 #include "offload/autograd/thread_setting.h"
 #include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
-#include "offload/base/libtorch.h"
 #include "offload/checkpoint.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/remembered_tensor.h"
@@ -54,7 +52,6 @@ class Region : public std::enable_shared_from_this<Region> {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
   [[nodiscard]] bool first_run_is_over() const { return first_run_is_over_; }
-  [[nodiscard]] const RegionInStep& planned() const { return *planned_; }
 
   // Adds a save of the first run, and returns its place.
   std::size_t add(const at::Tensor& saved);
@@ -118,62 +115,18 @@ class Region : public std::enable_shared_from_this<Region> {
   SecondRun second_ EBB_GUARDED_BY(mutex_);         // the last one
 };
 
-enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
+using Hooks = torch::autograd::SavedVariableHooks;
 
-// The entry that a run of a region puts on its thread's stack, which LibTorch hands on to engine threads (Note [The
-// guard stack is LibTorch's] in guard_scope.h). An ended entry is passed over, because the stack may have been
-// captured.
-class Running final : public c10::DebugInfoBase {
- public:
-  static constexpr std::string_view kName = "ebb::Running";
-  static constexpr auto kKind = debug_info_kind(0xEC, &kName);
-
-  Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
-
-  // The calling thread's innermost run that has not ended; null if there is none, or if Python's default hooks were set
-  // inside of it.
-  static Running* innermost() {
-    Running* found = top();
-    while (found != nullptr && found->ended_) {
-      found = found->around_;
-    }
-    return found == nullptr || GuardScope::default_hooks_here() > found->default_hooks_around_ ? nullptr : found;
-  }
-
-  [[nodiscard]] const std::shared_ptr<Region>& region() const { return region_; }
-  [[nodiscard]] Which which() const { return which_; }
-  void end() { ended_ = true; }
-
- private:
-  static Running* top() { return static_cast<Running*>(c10::ThreadLocalDebugInfo::get(kKind)); }
-
-  const std::shared_ptr<Region> region_;
-  const Which which_;
-  const std::size_t default_hooks_around_ = GuardScope::default_hooks_here();
-  Running* const around_;  // lives at least as long as this, from below on the stack
-  std::atomic<bool> ended_{false};
-};
-
+// A run of a region, in which the region has a hook for each save.
 class Run {
  public:
-  Run(std::shared_ptr<Region> region, Which which)
-      : below_(c10::ThreadLocalDebugInfo::current()), running_(std::make_shared<Running>(std::move(region), which)) {
-    c10::ThreadLocalDebugInfo::_push(Running::kKind, running_);
-    with_it_ = c10::ThreadLocalDebugInfo::current();
-  }
-  ~Run() {
-    running_->end();
-    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered in the run lies on top
-      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(below_);
-    }
-  }
+  explicit Run(GuardScope::HookOf hook_of) : scope_(GuardScope::enter(nullptr, std::move(hook_of))) {}
+  ~Run() { scope_->leave(); }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
  private:
-  const std::shared_ptr<c10::ThreadLocalDebugInfo> below_;
-  const std::shared_ptr<Running> running_;
-  std::shared_ptr<c10::ThreadLocalDebugInfo> with_it_;
+  const std::shared_ptr<GuardScope> scope_;
 };
 
 // The tensor, detached from its history unless it is a leaf: an operation that saves its own output would own itself
@@ -186,7 +139,7 @@ at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ?
               "region does not keep");
 }
 
-class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
+class FirstRunsSave final : public Hooks {
  public:
   explicit FirstRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
   ~FirstRunsSave() override {
@@ -194,7 +147,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
       region_->drop(place_);
     }
     version_.reset();
-    sweep_lent_here(this);
+    sweep_lent(this);
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -209,7 +162,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
       refuse_backward_inside();
     }
     const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
-    sweep_lent_behind();                   // before memory is asked for
+    sweep_lent();                          // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
     if (handing_ == Handing::kItself) {
@@ -226,7 +179,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
 };
 
 // Gives the tensor to the region and keeps nothing, because the function may have stored the second graph somewhere.
-class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
+class SecondRunsSave final : public Hooks {
  public:
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
@@ -256,7 +209,7 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
                        .needs_gradient = input.defined() && input.requires_grad()});
   }
   const GuardScope::Target target = GuardScope::current();
-  if (target.runtime != nullptr && Running::innermost() == nullptr) {
+  if (target.runtime != nullptr && target.run == nullptr) {
     planned_ = RegionInStep::ask(target, inputs);
   }
 }
@@ -270,12 +223,18 @@ bool Region::has_been_replaced(const Input& input) {
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   if (planned_ != nullptr && planned_->stays()) {
-    const Run only(shared_from_this(), Which::kOnlyRun);
+    const Run only([region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
+      if (target.runtime == nullptr) {
+        return nullptr;
+      }
+      std::shared_ptr<RegionSaves> saves = region->planned_->saves_for(*target.runtime);
+      return std::make_unique<SaveHook>(std::move(target), std::move(saves));
+    });
     return function_(inputs);
   }
   std::vector<at::Tensor> outputs;
   {
-    const Run first(shared_from_this(), Which::kFirstRun);
+    const Run first([region = shared_from_this()](const auto&) { return std::make_unique<FirstRunsSave>(region); });
     outputs = function_(inputs);
   }
   setting_.forget_unchanged_random_state();
@@ -403,7 +362,7 @@ void Region::run_again() {
   SettingInForce as_in_forward(setting_);
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
-  const Run second(shared_from_this(), Which::kSecondRun);
+  const Run second([region = shared_from_this()](const auto&) { return std::make_unique<SecondRunsSave>(region); });
   const auto put_random_state_back_if_left = [&] {  // the function may not have put it back itself
     const MutexLock lock(mutex_);
     if (second_.is_left) {
@@ -434,27 +393,6 @@ void Region::run_again() {
 }
 
 }  // namespace
-
-std::unique_ptr<torch::autograd::SavedVariableHooks> region_hook_here() {
-  const Running* const running = Running::innermost();
-  if (running == nullptr) {
-    return nullptr;
-  }
-  switch (running->which()) {
-    case Which::kFirstRun:
-      return std::make_unique<FirstRunsSave>(running->region());
-    case Which::kSecondRun:
-      return std::make_unique<SecondRunsSave>(running->region());
-    case Which::kOnlyRun:
-      break;
-  }
-  GuardScope::Target target = GuardScope::current();  // the function may have entered guards
-  if (target.runtime == nullptr) {
-    return nullptr;
-  }
-  std::shared_ptr<RegionSaves> saves = running->region()->planned().saves_for(*target.runtime);
-  return std::make_unique<SaveHook>(std::move(target), std::move(saves));
-}
 
 std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
                                    EarlyStop early_stop) {

@@ -11,11 +11,11 @@
 #include "offload/autograd/guard_scope.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/recording/step_recorder.h"
-#include "offload/saving/region_saves.h"
 
 namespace ebb {
 
 class Runtime;
+struct RegionSaves;
 
 // A checkpointed region's part in a step under a budget: a candidate of the policy, and an entry in the step's record.
 // The policy keeps the region, whose function then runs once and whose saves stay, or has the region recomputed. To the

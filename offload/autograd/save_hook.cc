@@ -31,8 +31,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
   const auto start = info.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
-  saved_.emplace(tensor, info,
-                 region == nullptr ? runtime.save(tensor, step, start) : runtime.keep(tensor, step, *region));
+  saved_.emplace(tensor, info, runtime.save(tensor, step, start, region.get()));
 }
 
 SaveHook::~SaveHook() {
@@ -42,7 +41,7 @@ SaveHook::~SaveHook() {
   const void* const save = &*saved_;
   saved_.reset();
   held_.reset();
-  for (const c10::Storage& memory : sweep_lent_here(save)) {
+  for (const c10::Storage& memory : sweep_lent(save)) {
     if (runtime_ != nullptr && !runtime_->forked()) {
       runtime_->residency().stash().release(memory);
     }
@@ -51,7 +50,7 @@ SaveHook::~SaveHook() {
 
 at::Tensor SaveHook::call_unpack_hook() {
   const WithoutInterpreterLock without;
-  sweep_lent_behind();  // before memory is asked for
+  sweep_lent();  // before memory is asked for
   for (bool is_again = false;; is_again = true) {
     try {
       return saved_->get();

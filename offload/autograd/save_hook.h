@@ -10,10 +10,11 @@
 #include "offload/accounts/device_account.h"
 #include "offload/autograd/guard_scope.h"
 #include "offload/recompute/recipe_input.h"
-#include "offload/saving/region_saves.h"
 #include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
+
+struct RegionSaves;
 
 // Note [CUDA graphs]
 // A captured graph holds addresses, and ebb does not know when the graph is replayed. So tensors that are saved while

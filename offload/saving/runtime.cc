@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <c10/util/ScopeExit.h>
 
@@ -13,7 +14,6 @@
 #include "offload/plans/plan_follower.h"
 #include "offload/recompute/graph_recipe.h"
 #include "offload/saving/out_of_memory.h"
-#include "offload/saving/region_saves.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
@@ -69,51 +69,34 @@ std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tenso
   return ledger.hold(bytes, plans() == nullptr ? What::kPassedThrough : What::kPassedThroughBesidePlan);
 }
 
-// The storage's SavedStorage, and whether it is new.
-std::pair<std::shared_ptr<SavedStorage>, bool> Runtime::enter(StorageTable& table, const at::Tensor& tensor,
-                                                              const std::shared_ptr<SavedStep>& step) {
-  const c10::Storage& storage = tensor.storage();
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  return table.find_or_insert(storage, VersionId(version), [&] {
-    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version);
-  });
-}
-
-void Runtime::count_save(const SavedStorage& saved, bool is_new) {
-  Counters& counters = residency_.ledger().counters();
-  counters.saved.add(saved.bytes());
-  if (!is_new) {
-    counters.deduplicated.add(saved.bytes());
-  }
-}
-
 std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            Start start) {
+                                            Start start, RegionSaves* region) {
+  Counters& counters = residency_.ledger().counters();
   residency_.ledger().expect_request(storage_bytes(tensor));
-  const auto [saved, is_new] = enter(steps_.table(), tensor, step);
+  const c10::Storage& storage = tensor.storage();
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const VersionId version(counter);
+  std::shared_ptr<SavedStorage> saved = region == nullptr ? nullptr : steps_.table().find(storage, version);
+  bool is_new = false;
+  if (saved == nullptr) {
+    StorageTable& table = region == nullptr ? steps_.table() : region->table;
+    std::tie(saved, is_new) = table.find_or_insert(storage, version, [&] {
+      return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter);
+    });
+  }
   if (is_new) {
-    auto failed = c10::make_scope_exit([&saved = saved] { saved->stays(); });  // another thread may share the storage
-    place(saved, tensor, *step, start);
+    auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
+    if (region == nullptr) {
+      place(saved, tensor, *step, start);
+    } else {
+      saved->enter_step(region->ordinal, nullptr, 0);
+      stay(*saved, KeptReason::kPolicy);
+    }
     failed.release();
+  } else {
+    counters.deduplicated.add(saved->bytes());
   }
-  count_save(*saved, is_new);
-  return saved;
-}
-
-std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            RegionSaves& region) {
-  residency_.ledger().expect_request(storage_bytes(tensor));
-  const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
-  if (std::shared_ptr<SavedStorage> known = steps_.table().find(tensor.storage(), version)) {
-    count_save(*known, /*is_new=*/false);
-    return known;
-  }
-  const auto [saved, is_new] = enter(region.table, tensor, step);
-  if (is_new) {
-    saved->enter_step(region.ordinal, nullptr, 0);
-    stay(*saved, KeptReason::kPolicy);
-  }
-  count_save(*saved, is_new);
+  counters.saved.add(saved->bytes());
   return saved;
 }
 
@@ -138,7 +121,10 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     stay(*saved, KeptReason::kPolicy);
     return;
   }
-  check_window(bytes);
+  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
+              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
+              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
+              "tensors by a policy or a NoOpGuard.");
   std::optional<Block> block = tier().try_acquire(bytes);
   warn_if_host_memory_is_short();
   if (!block) {
@@ -155,13 +141,6 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     saved->defer_offload(*std::move(block), tier().current_stream());
     DeferredCopies::of_this_thread().add(saved);
   }
-}
-
-void Runtime::check_window(std::uint64_t bytes) const {
-  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
-              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
-              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
-              "tensors by a policy or a NoOpGuard.");
 }
 
 std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,12 +17,17 @@
 #include "offload/saving/exclusions.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
+#include "offload/steps/storage_table.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
 
 namespace ebb {
 
-struct RegionSaves;
+// The saves of one checkpointed region that a plan keeps.
+struct RegionSaves {
+  const std::uint32_t ordinal;  // the region's, as Candidate::ordinal
+  StorageTable table;
+};
 
 // What an Offloader owns, and what the saves made under its guards keep alive after the Offloader: the decider, the
 // steps, and the residency of their storages. A Runtime is always held by a std::shared_ptr, which
@@ -89,14 +93,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Saves a movable tensor's storage: finds the SavedStorage of this version, or makes one and has the decider decide.
   // Throws what the decider throws, c10::Error for a storage larger than Options::window_bytes, and what the tier
   // throws if it cannot start the copy out. After an exception the save is as if it had not been made.
+  //
+  // `region`: the checkpointed region that the tensor is saved in, if a plan keeps the region. A storage that is not
+  // saved already then stays, and the policy is not asked. Storages in `region` are unknown outside of the region:
+  // there the policy is asked about them as if the region's function ran a second time.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   Start start = Start::kNow);
-
-  // Saves the storage of a tensor inside a checkpointed region that a plan keeps. A save joins a storage that is saved
-  // already. Any other storage stays, and the policy is not asked. Storages in `region` are unknown outside of the
-  // region: there the policy is asked about them as if the region's function ran a second time.
-  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   RegionSaves& region);
+                                                   Start start = Start::kNow, RegionSaves* region = nullptr);
 
   [[nodiscard]] std::vector<TraceSpan> take_trace();
 
@@ -104,12 +106,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void log_summary() noexcept;
 
  private:
-  std::pair<std::shared_ptr<SavedStorage>, bool> enter(StorageTable& table, const at::Tensor& tensor,
-                                                       const std::shared_ptr<SavedStep>& step);
-  void count_save(const SavedStorage& saved, bool is_new);
   void stay(SavedStorage& saved, KeptReason reason);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
-  void check_window(std::uint64_t bytes) const;
   void warn_if_host_memory_is_short();
 
   const Options options_;

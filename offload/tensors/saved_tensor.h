@@ -27,13 +27,10 @@ class AutogradInfo;
 // Threads: as SavedStorage::Use.
 class SavedTensor {
  public:
-  // Holds `saved` as it is. Must be made while autograd saves the tensor: only then does the kind of save (Handing)
-  // show. `info`: of `saved`.
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info);
+  // Holds `saved` as it is or, with `storage`, without its bytes, which `storage` has. Must be made while autograd
+  // saves the tensor: only then does the kind of save (Handing) show. `info`: of `saved`.
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage = nullptr);
   explicit SavedTensor(const at::Tensor& saved);
-
-  // Holds `saved` without its bytes, which `storage` has.
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage);
 
   // Another save of the tensor, for a recipe. This save has the memory that was saved, whatever becomes of the tensor.
   // Null if the tensor has been written to, resized or given other data since it was saved, and in a forked child.
@@ -73,6 +70,7 @@ class SavedTensor {
     bool operator==(const Memory&) const = default;
   };
   [[nodiscard]] static Memory memory_of(const at::Tensor& tensor);
+  [[nodiscard]] at::Tensor whole(const at::Tensor& saved, const AutogradInfo& info) const;
   [[nodiscard]] bool has_its_memory() const;
   [[nodiscard]] LentFrom lent_from() const;
   [[nodiscard]] at::Tensor itself(c10::Storage storage);
