@@ -117,9 +117,20 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
 }
 
 Offloader::~Offloader() {
-  if (runtime_ != nullptr && !runtime_->forked()) {
-    forget_ended_storages();
-    runtime_->log_summary();
+  if (runtime_ == nullptr || runtime_->forked()) {
+    return;
+  }
+  forget_ended_storages();
+  if (runtime_->residency().ledger().counters().steps < kEnoughSteps) {
+    return;
+  }
+  try {
+    const Stats now = runtime_->stats();
+    log_info(ebb::summary(now));
+    for (const std::string& warning : runtime_->decider().warnings(now)) {
+      log_warning(warning);
+    }
+  } catch (...) {  // no memory for the summary, or a logger that throws
   }
 }
 
@@ -181,7 +192,10 @@ void Offloader::release(const std::vector<at::Tensor>& tensors) {
 
 void Offloader::drain() {
   if (const auto& runtime = this->runtime()) {
-    runtime->drain();
+    runtime->residency().stash().drain();
+    if (const std::shared_ptr<ManagedSet> set = runtime->managed()) {
+      set->drain();
+    }
   }
 }
 
@@ -230,7 +244,11 @@ std::vector<TimelineSample> Offloader::take_timeline() {
 
 std::vector<TraceSpan> Offloader::take_trace() {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? std::vector<TraceSpan>{} : runtime->take_trace();
+  if (runtime == nullptr || runtime->residency().trace() == nullptr) {
+    return {};
+  }
+  runtime->tier().update_trace();
+  return runtime->residency().trace()->take();
 }
 
 const std::shared_ptr<Runtime>& Offloader::runtime() const {

@@ -23,6 +23,7 @@
 #include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
 #include "offload/checkpoint.h"
+#include "offload/saving/runtime.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/remembered_tensor.h"
 #include "offload/tensors/version_check.h"
@@ -106,7 +107,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const EarlyStop early_stop_;
   ThreadSetting setting_;  // of the first run; without the random state, from that run's end on, if it draws none
   std::vector<Input> inputs_;
-  std::unique_ptr<RegionInStep> planned_;  // null without a plan
+  std::optional<RegionInStep> planned_;  // nullopt without a plan
   std::atomic<bool> first_run_is_over_{false};
 
   Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
@@ -209,8 +210,8 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
                        .needs_gradient = input.defined() && input.requires_grad()});
   }
   const GuardScope::Target target = GuardScope::current();
-  if (target.runtime != nullptr && target.run == nullptr) {
-    planned_ = RegionInStep::ask(target, inputs);
+  if (target.runtime != nullptr && target.runtime->plans() != nullptr && target.run == nullptr) {
+    planned_.emplace(target, inputs);
   }
 }
 
@@ -222,7 +223,7 @@ bool Region::has_been_replaced(const Input& input) {
 }
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
-  if (planned_ != nullptr && planned_->stays()) {
+  if (planned_ && planned_->stays()) {
     const Run only([region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
       if (target.runtime == nullptr) {
         return nullptr;
@@ -303,7 +304,7 @@ at::Tensor Region::take(std::size_t place) {
   if (at::Tensor tensor = find(place); tensor.defined()) {
     return tensor;
   }
-  if (planned_ != nullptr) {
+  if (planned_) {
     planned_->needed();
   }
   process_.lock(run_mutex_, kWhat);
@@ -350,7 +351,7 @@ std::vector<at::Tensor> Region::unpack_inputs() {
 }
 
 void Region::run_again() {
-  const StepRecorder::ClockPause pause = planned_ == nullptr ? StepRecorder::ClockPause(nullptr) : planned_->pause();
+  const StepRecorder::ClockPause pause = planned_ ? planned_->pause() : StepRecorder::ClockPause(nullptr);
   const std::vector<at::Tensor> inputs = unpack_inputs();
   {
     const MutexLock lock(mutex_);
@@ -378,7 +379,7 @@ void Region::run_again() {
     }
   }
   put_random_state_back_if_left();
-  if (planned_ != nullptr) {
+  if (planned_) {
     std::vector<at::Tensor> collected;
     {
       const MutexLock lock(mutex_);

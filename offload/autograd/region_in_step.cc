@@ -1,7 +1,6 @@
 #include "offload/autograd/region_in_step.h"
 
 #include <set>
-#include <utility>
 
 #include "offload/base/autograd_info.h"
 #include "offload/saving/runtime.h"
@@ -10,21 +9,10 @@
 
 namespace ebb {
 
-std::unique_ptr<RegionInStep> RegionInStep::ask(const GuardScope::Target& target,
-                                                const std::vector<at::Tensor>& inputs) {
-  PlanFollower* const plans = target.runtime->plans();
-  if (plans == nullptr) {
-    return nullptr;
-  }
-  const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
-  return std::unique_ptr<RegionInStep>(new RegionInStep(target.runtime, step, plans->region_begins(inputs, *step)));
-}
-
-RegionInStep::RegionInStep(std::shared_ptr<Runtime> runtime, std::shared_ptr<SavedStep> step,
-                           PlanFollower::RegionsPlace place)
-    : runtime_(std::move(runtime)),
-      step_(std::move(step)),
-      place_(std::move(place)),
+RegionInStep::RegionInStep(const GuardScope::Target& target, const std::vector<at::Tensor>& inputs)
+    : runtime_(target.runtime),
+      step_(target.scope->step(runtime_)),
+      place_(runtime_->plans()->region_begins(inputs, *step_)),
       saves_(new RegionSaves{.ordinal = place_.ordinal, .table = {}}) {}
 
 RegionInStep::~RegionInStep() {

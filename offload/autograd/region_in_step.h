@@ -25,9 +25,8 @@ struct RegionSaves;
 // Threads: every member may be called from any thread; one second run at a time.
 class RegionInStep {
  public:
-  // Asks the plans about a region that begins on the calling thread. Null where the offloader has no budget.
-  [[nodiscard]] static std::unique_ptr<RegionInStep> ask(const GuardScope::Target& target,
-                                                         const std::vector<at::Tensor>& inputs);
+  // Asks the plans of the target's offloader, which must have some, about a region that begins on the calling thread.
+  RegionInStep(const GuardScope::Target& target, const std::vector<at::Tensor>& inputs);
   ~RegionInStep();
   RegionInStep(const RegionInStep&) = delete;
   RegionInStep& operator=(const RegionInStep&) = delete;
@@ -53,8 +52,6 @@ class RegionInStep {
   void second_run_saved(const std::vector<at::Tensor>& saved, const std::vector<at::Tensor>& inputs);
 
  private:
-  RegionInStep(std::shared_ptr<Runtime> runtime, std::shared_ptr<SavedStep> step, PlanFollower::RegionsPlace place);
-
   const std::shared_ptr<Runtime> runtime_;
   const std::shared_ptr<SavedStep> step_;
   const PlanFollower::RegionsPlace place_;

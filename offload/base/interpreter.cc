@@ -12,11 +12,6 @@ struct FunctionIsLeft {};
 
 void set_interpreter(const Interpreter& interpreter) { Interpreter::here = new Interpreter(interpreter); }
 
-bool is_idle(const void* object) {
-  const Interpreter* const interpreter = Interpreter::here;
-  return interpreter != nullptr && interpreter->references(object) == 1;
-}
-
 void leave_function() {
   if (const Interpreter* const interpreter = Interpreter::here) {
     interpreter->leave_function();

@@ -56,10 +56,6 @@ class WithoutInterpreterLock {
   void* const held_;  // null where there is nothing to take back
 };
 
-// Whether LibTorch has the only reference to a living object of the interpreter's. False without an Interpreter. Takes
-// no lock.
-[[nodiscard]] bool is_idle(const void* object);
-
 // Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an
 // interpreter no error of those that programs catch: a function that handles its own errors takes it for none of them.
 [[noreturn]] void leave_function();

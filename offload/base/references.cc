@@ -12,8 +12,9 @@ namespace {
 // are two to `of`, and LibTorch then has one to the object.
 template <typename Impl>
 std::size_t count(std::size_t references, const Impl& of) {
+  const Interpreter* const interpreter = Interpreter::here;
   const auto* const object = of.pyobj_slot()->load_pyobj();
-  return references - (object != nullptr && is_idle(object) ? 1 : 0);
+  return references - (interpreter != nullptr && object != nullptr && interpreter->references(object) == 1 ? 1 : 0);
 }
 
 }  // namespace

@@ -22,17 +22,15 @@ namespace {
 // The decider whose policy the calling thread runs; null for none.
 thread_local const Decider* asking_here = nullptr;
 
-std::shared_ptr<Policy> policy_of(const Options& options) {
-  return options.policy != nullptr ? options.policy : minimum_size(kDefaultMinimumBytes);
-}
-
 }  // namespace
 
 Decider::Decider(const Options& options, Steps& steps, Residency& residency)
     : steps_(steps),
       residency_(residency),
       plans_(options.device_budget ? std::make_unique<PlanFollower>(options, steps, residency) : nullptr),
-      policy_(options.device_budget ? nullptr : policy_of(options)),
+      policy_(options.device_budget       ? nullptr
+              : options.policy != nullptr ? options.policy
+                                          : minimum_size(kDefaultMinimumBytes)),
       needs_operation_(policy_ == nullptr || policy_->needs_operation()),
       needs_recipes_(policy_ == nullptr || policy_->needs_recompute()),
       least_bytes_(policy_ == nullptr ? options.planned_minimum_bytes : policy_->least_bytes()) {}

@@ -33,14 +33,10 @@ class Served {
     const MutexLock lock(mutex_);
     std::erase_if(offloaders_, [](const auto& each) { return each.expired(); });
     offloaders_.push_back(runtime);
-    any_ = true;
   }
 
   [[nodiscard]] std::vector<std::shared_ptr<Runtime>> on(c10::Device device) {
     std::vector<std::shared_ptr<Runtime>> found;
-    if (!any_) {
-      return found;
-    }
     {
       const MutexLock lock(mutex_);
       for (const auto& each : offloaders_) {
@@ -55,7 +51,6 @@ class Served {
   }
 
  private:
-  std::atomic<bool> any_{false};
   Mutex mutex_;
   std::vector<std::weak_ptr<Runtime>> offloaders_ EBB_GUARDED_BY(mutex_);
 };

@@ -8,7 +8,6 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "offload/accounts/summary.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
@@ -19,11 +18,6 @@
 #include "streams/base/system_memory.h"
 
 namespace ebb {
-namespace {
-
-std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
-
-}  // namespace
 
 Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : options_(std::move(options)),
@@ -34,30 +28,9 @@ Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Tr
       decider_(options_, steps_, residency_),
       exclusions_(residency_.tier().device(), decider_.least_bytes()) {}
 
-void Runtime::log_summary() noexcept {
-  if (residency_.ledger().counters().steps < kEnoughSteps) {
-    return;
-  }
-  try {
-    const Stats now = stats();
-    log_info(summary(now));
-    for (const std::string& warning : decider_.warnings(now)) {
-      log_warning(warning);
-    }
-  } catch (...) {  // no memory for the summary, or a logger that throws
-  }
-}
-
-std::vector<TraceSpan> Runtime::take_trace() {
-  if (residency_.trace() == nullptr) {
-    return {};
-  }
-  tier().update_trace();
-  return residency_.trace()->take();
-}
-
 std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tensor, KeptReason reason) {
-  const std::uint64_t bytes = reason == KeptReason::kUnmovable ? 0 : storage_bytes(tensor);
+  const bool has_bytes = reason != KeptReason::kUnmovable && tensor.has_storage();
+  const std::uint64_t bytes = has_bytes ? tensor.storage().nbytes() : 0;
   Ledger& ledger = residency_.ledger();
   ledger.expect_request(bytes);
   ledger.counters().saved.add(bytes);
@@ -72,8 +45,8 @@ std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tenso
 std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                             Start start, RegionSaves* region) {
   Counters& counters = residency_.ledger().counters();
-  residency_.ledger().expect_request(storage_bytes(tensor));
   const c10::Storage& storage = tensor.storage();
+  residency_.ledger().expect_request(storage.nbytes());
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const VersionId version(counter);
   std::shared_ptr<SavedStorage> saved = region == nullptr ? nullptr : steps_.table().find(storage, version);
@@ -229,13 +202,6 @@ std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {
     log_warning("a tensor that was kept could not be moved to make room on the device");
   }
   return gone();
-}
-
-void Runtime::drain() {
-  residency().stash().drain();
-  if (const std::shared_ptr<ManagedSet> set = managed()) {
-    set->drain();
-  }
 }
 
 // Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of

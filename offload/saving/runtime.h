@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -62,9 +61,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Has evictions ask this set, too, as long as it lives.
   void serve(std::weak_ptr<ManagedSet> set);
 
-  // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
-  void drain();
-
   // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
   // streams wait, then unclaimed prefetches are cancelled, then managed storages leave, whose bytes mostly have a home
   // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
@@ -99,11 +95,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // there the policy is asked about them as if the region's function ran a second time.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
                                                    Start start = Start::kNow, RegionSaves* region = nullptr);
-
-  [[nodiscard]] std::vector<TraceSpan> take_trace();
-
-  // Logs the summary and the decider's warnings, at the Offloader's end.
-  void log_summary() noexcept;
 
  private:
   void stay(SavedStorage& saved, KeptReason reason);

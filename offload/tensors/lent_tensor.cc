@@ -43,8 +43,6 @@ struct Entry {
   [[nodiscard]] bool is_of_this_thread() const { return thread == std::this_thread::get_id(); }
 };
 
-}  // namespace
-
 // The lent tensors of the whole process to which ebb refers: a tensor may be lent on one thread and let go of on
 // another.
 //
@@ -179,8 +177,6 @@ class Lent {
   std::size_t next_to_take_over_ EBB_GUARDED_BY(mutex_) = 0;  // the next that let_go_of_nobodys looks at
 };
 
-namespace {
-
 class LentTensorImpl final : public c10::TensorImpl {
  public:
   LentTensorImpl(const c10::TensorImpl& like, Handing handing, LentFrom from)
@@ -244,11 +240,11 @@ Memories sweep_lent(const void* ending) noexcept { return Lent::all().sweep(endi
 
 void free_unused_lent() noexcept { Lent::all().free_unused(); }
 
-LendingPass::LendingPass() : lent_(Lent::all()) { lent_.begin_pass(); }
+LendingPass::LendingPass() { Lent::all().begin_pass(); }
 
 LendingPass::~LendingPass() {
-  if (&lent_ == &Lent::all()) {  // else the process was forked in between, and there is nothing to end
-    lent_.end_pass();
+  if (!process_.forked()) {  // else there is nothing to end
+    Lent::all().end_pass();
   }
 }
 

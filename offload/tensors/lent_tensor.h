@@ -8,6 +8,8 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include "streams/base/process_mark.h"
+
 namespace ebb {
 
 class AutogradInfo;
@@ -75,8 +77,6 @@ Memories sweep_lent(const void* ending = nullptr) noexcept;
 // some of the tensors only.
 void free_unused_lent() noexcept;
 
-class Lent;
-
 // Lives during a backward pass. When no pass of the process is left, all lent tensors are let go of.
 class LendingPass {
  public:
@@ -86,7 +86,7 @@ class LendingPass {
   LendingPass& operator=(const LendingPass&) = delete;
 
  private:
-  Lent& lent_;
+  const ProcessMark process_;
 };
 
 }  // namespace ebb
