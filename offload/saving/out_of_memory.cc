@@ -162,20 +162,6 @@ class MakeRoom final : public c10::FreeMemoryCallback {
   }
 };
 
-}  // namespace
-}  // namespace ebb
-
-namespace c10 {
-
-// Registered when the program starts, because the registry has no lock.
-using ebb::MakeRoom;
-REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
-
-}  // namespace c10
-
-namespace ebb {
-namespace {
-
 // LibTorch's own allocator, ready to be listened to; null for others (cudaMallocAsync and the user's), which never ask.
 c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator_that_asks() {
   auto* const allocator = c10::cuda::CUDACachingAllocator::get();
@@ -212,3 +198,11 @@ void learn_request_sizes() {
 }
 
 }  // namespace ebb
+
+namespace c10 {
+
+// Registered when the program starts, because the registry has no lock.
+using ebb::MakeRoom;
+REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
+
+}  // namespace c10
