@@ -3,6 +3,8 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/SavedTensorHooks.h>
+
 #include "offload/base/backward_pass.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
@@ -20,6 +22,8 @@ struct WeakSaving {
 };
 
 thread_local WeakSaving last_here;
+
+std::size_t default_hooks_here() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
 
 }  // namespace
 

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string_view>
 
-#include <ATen/SavedTensorHooks.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -34,22 +33,17 @@ class SavedStep;
 // each guard is made before the previous guard ends, a scope ends right below the top of the stack. That scope is taken
 // out there, or the stack would grow for ever.
 //
+// Note [The innermost wins]
+// Python has default hooks of its own (torch.autograd.graph.saved_tensors_hooks, on which checkpointing, save_on_cpu
+// and others are built), on a stack that is part of at::ThreadLocalState, as a scope is. A scope notes how many hooks
+// the stack had when the scope began. Where a save finds more hooks than that, they were set inside of the scope, and
+// the save is theirs.
+//
 // Threads: every member may be called from any thread.
 class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_from_this<GuardScope> {
  public:
   static constexpr std::string_view kName = "ebb::GuardScope";
   static constexpr auto kKind = debug_info_kind(0xEB, &kName);
-
-  // Note [The innermost wins]
-  // Python has default hooks of its own (torch.autograd.graph.saved_tensors_hooks, on which checkpointing, save_on_cpu
-  // and others are built), on a stack that is part of at::ThreadLocalState, as a guard is. A guard or a region notes
-  // how many hooks the stack had when the guard or region began. Where a save finds more hooks than that, they were set
-  // inside of the guard or region, and the save is theirs.
-  //
-  // How many default hooks are on the calling thread's stack.
-  [[nodiscard]] static std::size_t default_hooks_here() {
-    return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
-  }
 
   struct Target;
   // Makes the hook of a save inside of a region's run; null if the save is left to LibTorch. `target`: where the save

@@ -52,8 +52,6 @@ class Region : public std::enable_shared_from_this<Region> {
   // saves.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
-  [[nodiscard]] bool first_run_is_over() const { return first_run_is_over_; }
-
   // Adds a save of the first run, and returns its place.
   std::size_t add(const at::Tensor& saved);
 
@@ -65,7 +63,8 @@ class Region : public std::enable_shared_from_this<Region> {
 
   // The tensor that the second run has saved in this place; the region then no longer holds the tensor. Runs the
   // function a second time first, unless the region holds the tensor already, or the last taker still has it. Throws
-  // c10::Error if the second run saves other tensors than the first, and in a child that was forked meanwhile.
+  // c10::Error if the second run saves other tensors than the first, before the first run is over, and in a child that
+  // was forked meanwhile.
   [[nodiscard]] at::Tensor take(std::size_t place);
 
   // Says that no hook will ask for this place any more.
@@ -130,10 +129,6 @@ class Run {
   const std::shared_ptr<GuardScope> scope_;
 };
 
-// The tensor, detached from its history unless it is a leaf: an operation that saves its own output would own itself
-// for ever.
-at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
-
 [[noreturn]] void refuse_backward_inside() {
   TORCH_CHECK(false,
               "ebb::checkpoint: the function went backward over what it had computed itself, which a checkpointed "
@@ -159,17 +154,15 @@ class FirstRunsSave final : public Hooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    if (!region_->first_run_is_over()) {
-      refuse_backward_inside();
-    }
     const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
     sweep_lent();                          // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
-    if (handing_ == Handing::kItself) {
-      refer_to_lent(tensor, {this, version_->weak()});
+    if (handing_ != Handing::kItself) {
+      return lend(tensor, handing_, {this, version_->weak()});
     }
-    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, {this, version_->weak()});
+    refer_to_lent(tensor, {this, version_->weak()});
+    return tensor;
   }
 
  private:
@@ -187,7 +180,9 @@ class SecondRunsSave final : public Hooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     const AutogradInfo info(tensor);
     const bool is_filled = info.requires_grad();  // computed before, or a leaf of the program's
-    if (std::exchange(region_, nullptr)->collect(without_history(tensor), is_filled)) {
+    // Without history, unless it is a leaf: an operation that saves its own output would own itself for ever.
+    const at::Tensor saved = info.is_leaf() ? tensor : tensor.tensor_data();
+    if (std::exchange(region_, nullptr)->collect(saved, is_filled)) {
       leave_function();
     }
   }
@@ -301,6 +296,9 @@ at::Tensor Region::find(std::size_t place) {
 }
 
 at::Tensor Region::take(std::size_t place) {
+  if (!first_run_is_over_) {
+    refuse_backward_inside();
+  }
   if (at::Tensor tensor = find(place); tensor.defined()) {
     return tensor;
   }

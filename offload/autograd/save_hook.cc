@@ -30,8 +30,8 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
   runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
-  const auto start = info.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
-  saved_.emplace(tensor, info, runtime.save(tensor, step, start, region.get()));
+  const bool is_filled = info.grad_fn() != nullptr;  // Note [Saved before it is filled] in deferred_copies.h
+  saved_.emplace(tensor, info, runtime.save(tensor, step, is_filled, region.get()));
 }
 
 SaveHook::~SaveHook() {

@@ -1,8 +1,5 @@
 #include "offload/saving/exclusions.h"
 
-#include <ATen/core/Tensor.h>
-
-#include "offload/base/autograd_info.h"
 #include "offload/base/managed_key.h"
 
 namespace ebb {

@@ -3,18 +3,14 @@
 #include <cstdint>
 #include <optional>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include "offload/base/autograd_info.h"
 #include "offload/base/storage_set.h"
 #include "offload/stats.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace ebb {
-
-class AutogradInfo;
 
 // Knows which saves pass through: of tensors that must never be moved, and of those too small for the policy to be
 // asked. Parameters are found without help: autograd saves them as leaves that require gradients, or as views of such

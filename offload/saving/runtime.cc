@@ -43,7 +43,7 @@ std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tenso
 }
 
 std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            Start start, RegionSaves* region) {
+                                            bool is_filled, RegionSaves* region) {
   Counters& counters = residency_.ledger().counters();
   const c10::Storage& storage = tensor.storage();
   residency_.ledger().expect_request(storage.nbytes());
@@ -60,7 +60,7 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   if (is_new) {
     auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
     if (region == nullptr) {
-      place(saved, tensor, *step, start);
+      place(saved, tensor, *step, is_filled);
     } else {
       saved->enter_step(region->ordinal, nullptr, 0);
       stay(*saved, KeptReason::kPolicy);
@@ -82,7 +82,7 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 }
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
-                    Start start) {
+                    bool is_filled) {
   const std::uint64_t bytes = saved->bytes();
   auto [decision, recipe] = decider_.decide(tensor, *saved, step);
   if (decision == Decision::kRecompute && recipe != nullptr) {
@@ -107,7 +107,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     }
     return;
   }
-  if (start == Start::kNow) {
+  if (is_filled) {
     saved->offload(*std::move(block), tier().current_stream());
   } else {
     saved->stays();
@@ -173,7 +173,7 @@ void Runtime::reset_stats() {
 
 std::uint64_t Runtime::evictable_bytes() {
   const std::shared_ptr<ManagedSet> managed = this->managed();
-  return residency_.ledger().storages_on_device() + (managed == nullptr ? 0 : managed->held_bytes());
+  return residency_.ledger().account()->storages_bytes() + (managed == nullptr ? 0 : managed->held_bytes());
 }
 
 std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {

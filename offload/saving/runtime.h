@@ -79,26 +79,22 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // until the save ends; else nullopt. `tensor` need not have a storage.
   [[nodiscard]] std::optional<DeviceAccount::Held> pass_through(const at::Tensor& tensor, KeptReason reason);
 
-  // When the copy of a newly saved storage starts.
-  enum class Start : std::uint8_t {
-    kNow,
-    kWhenFilled,  // once the operation that saves the storage is over: Note [Saved before it is filled] in
-                  // deferred_copies.h
-  };
-
   // Saves a movable tensor's storage: finds the SavedStorage of this version, or makes one and has the decider decide.
   // Throws what the decider throws, c10::Error for a storage larger than Options::window_bytes, and what the tier
   // throws if it cannot start the copy out. After an exception the save is as if it had not been made.
+  //
+  // `is_filled`: false where the operation that saves the tensor may fill the tensor afterwards. A copy then starts
+  // once the operation is over (Note [Saved before it is filled] in deferred_copies.h).
   //
   // `region`: the checkpointed region that the tensor is saved in, if a plan keeps the region. A storage that is not
   // saved already then stays, and the policy is not asked. Storages in `region` are unknown outside of the region:
   // there the policy is asked about them as if the region's function ran a second time.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   Start start = Start::kNow, RegionSaves* region = nullptr);
+                                                   bool is_filled = true, RegionSaves* region = nullptr);
 
  private:
   void stay(SavedStorage& saved, KeptReason reason);
-  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled);
   void warn_if_host_memory_is_short();
 
   const Options options_;

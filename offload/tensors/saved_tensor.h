@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -63,12 +64,8 @@ class SavedTensor {
  private:
   SavedTensor(const SavedTensor& other, at::Tensor tensor);
 
-  // The memory of a tensor; empty for a tensor whose sizes, strides or bytes are not numbers.
-  struct Memory {
-    const void* data = nullptr;
-    std::size_t bytes = 0;
-    bool operator==(const Memory&) const = default;
-  };
+  // Where a tensor's memory is, and its bytes; empty for a tensor whose sizes, strides or bytes are not numbers.
+  using Memory = std::pair<const void*, std::size_t>;
   [[nodiscard]] static Memory memory_of(const at::Tensor& tensor);
   [[nodiscard]] at::Tensor whole(const at::Tensor& saved, const AutogradInfo& info) const;
   [[nodiscard]] bool has_its_memory() const;
