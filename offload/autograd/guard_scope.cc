@@ -36,13 +36,15 @@ GuardScope::GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of)
 
 GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
-std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
+GuardScope::Entered GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
   drop_ended();
   std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime), std::move(hook_of)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
-  const LockUnlessForked locked(scope->process_, scope->mutex_);
-  scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
-  return scope;
+  {
+    const LockUnlessForked locked(scope->process_, scope->mutex_);
+    scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
+  }
+  return {scope.get(), [scope](const void* /*scope*/) { scope->leave(); }};
 }
 
 void GuardScope::leave() {
@@ -163,12 +165,11 @@ OffloadGuard::OffloadGuard(Offloader& offloader)
 OffloadGuard::~OffloadGuard() {
   if (scope_ != nullptr) {
     DeferredCopies::of_this_thread().start_all();
-    scope_->leave();
   }
 }
 
 NoOpGuard::NoOpGuard() : scope_(GuardScope::enter(nullptr)) {}
 
-NoOpGuard::~NoOpGuard() { scope_->leave(); }
+NoOpGuard::~NoOpGuard() = default;
 
 }  // namespace ebb

@@ -58,12 +58,11 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   };
 
   // Puts a scope on the calling thread's stack: a guard's (`runtime` null: leave saves to LibTorch), or with `hook_of`
-  // that of a region's run.
-  [[nodiscard]] static std::shared_ptr<GuardScope> enter(std::shared_ptr<Runtime> runtime, HookOf hook_of = nullptr);
-
-  // Ends the scope, on this thread and wherever the stack has been captured, and takes ended scopes off the calling
-  // thread's stack. Has the offloader's tier start the copies that the tier has gathered into a batch.
-  void leave();
+  // that of a region's run. The scope ends with the result, on this thread and wherever the stack has been captured.
+  // The end takes ended scopes off the calling thread's stack, and has the offloader's tier start the copies that the
+  // tier has gathered into a batch.
+  using Entered = std::shared_ptr<const void>;
+  [[nodiscard]] static Entered enter(std::shared_ptr<Runtime> runtime, HookOf hook_of = nullptr);
 
   // The calling thread's innermost guard and run that have not ended. A guard or run inside of which Python's default
   // hooks were set counts as none (Note [The innermost wins]).
@@ -83,6 +82,7 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   using Stack = std::shared_ptr<c10::ThreadLocalDebugInfo>;
 
   GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of);
+  void leave();
   static GuardScope* innermost();
   static void drop_ended();
   void take_from_below_the_top();

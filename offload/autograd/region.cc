@@ -117,18 +117,6 @@ class Region : public std::enable_shared_from_this<Region> {
 
 using Hooks = torch::autograd::SavedVariableHooks;
 
-// A run of a region, in which the region has a hook for each save.
-class Run {
- public:
-  explicit Run(GuardScope::HookOf hook_of) : scope_(GuardScope::enter(nullptr, std::move(hook_of))) {}
-  ~Run() { scope_->leave(); }
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-
- private:
-  const std::shared_ptr<GuardScope> scope_;
-};
-
 [[noreturn]] void refuse_backward_inside() {
   TORCH_CHECK(false,
               "ebb::checkpoint: the function went backward over what it had computed itself, which a checkpointed "
@@ -219,18 +207,20 @@ bool Region::has_been_replaced(const Input& input) {
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   if (planned_ && planned_->stays()) {
-    const Run only([region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
-      if (target.runtime == nullptr) {
-        return nullptr;
-      }
-      std::shared_ptr<RegionSaves> saves = region->planned_->saves_for(*target.runtime);
-      return std::make_unique<SaveHook>(std::move(target), std::move(saves));
-    });
+    const auto only =
+        GuardScope::enter(nullptr, [region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
+          if (target.runtime == nullptr) {
+            return nullptr;
+          }
+          std::shared_ptr<RegionSaves> saves = region->planned_->saves_for(*target.runtime);
+          return std::make_unique<SaveHook>(std::move(target), std::move(saves));
+        });
     return function_(inputs);
   }
   std::vector<at::Tensor> outputs;
   {
-    const Run first([region = shared_from_this()](const auto&) { return std::make_unique<FirstRunsSave>(region); });
+    const auto first = GuardScope::enter(
+        nullptr, [region = shared_from_this()](const auto&) { return std::make_unique<FirstRunsSave>(region); });
     outputs = function_(inputs);
   }
   setting_.forget_unchanged_random_state();
@@ -361,7 +351,8 @@ void Region::run_again() {
   SettingInForce as_in_forward(setting_);
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
-  const Run second([region = shared_from_this()](const auto&) { return std::make_unique<SecondRunsSave>(region); });
+  const auto second = GuardScope::enter(
+      nullptr, [region = shared_from_this()](const auto&) { return std::make_unique<SecondRunsSave>(region); });
   const auto put_random_state_back_if_left = [&] {  // the function may not have put it back itself
     const MutexLock lock(mutex_);
     if (second_.is_left) {
