@@ -71,9 +71,8 @@ std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tie
   forget_ended_storages();  // of offloaders that have ended before their tensors: their homes are free for this one
   install_engine();
   keep_log_alive();
-  const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
   auto runtime = make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace));
-  if (evict) {
+  if (runtime->serves_allocator()) {
     serve_when_out_of_memory(runtime);
   }
   return runtime;
@@ -156,6 +155,9 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
       move_from_cpu(tensor, device());
     }
     return;
+  }
+  if (runtime->serves_allocator()) {
+    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
   }
   const std::shared_ptr<ManagedSet> set = runtime->managed(how);
   observe_operations();

@@ -18,24 +18,21 @@ at::Tensor state_of(at::Generator generator) {
   return generator.get_state();
 }
 
-std::vector<at::Generator> generators_in_use() {
-  std::vector<at::Generator> generators{at::globalContext().defaultGenerator(c10::Device(c10::kCPU))};
-  const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
-  const int gpus = at::globalContext().hasCUDA() ? cuda.deviceCount() : 0;
-  for (int gpu = 0; gpu < gpus; ++gpu) {
-    if (cuda.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) {
-      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
-      generators.push_back(at::globalContext().defaultGenerator(device));
-    }
-  }
-  return generators;
-}
-
 }  // namespace
 
 ThreadSetting::ThreadSetting() {
-  for (const at::Generator& generator : generators_in_use()) {
+  const auto add = [this](c10::Device device) {
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
     random_.push_back({generator, state_of(generator)});
+  };
+  add(c10::kCPU);
+  const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
+  const int gpus = at::globalContext().hasCUDA() ? cuda.deviceCount() : 0;
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    const auto index = static_cast<c10::DeviceIndex>(gpu);
+    if (cuda.hasPrimaryContext(index)) {
+      add(c10::Device(c10::kCUDA, index));
+    }
   }
 }
 

@@ -12,7 +12,6 @@
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/recompute/graph_recipe.h"
-#include "offload/saving/out_of_memory.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
@@ -117,9 +116,6 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
 }
 
 std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
-  if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
-    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
-  }
   const MutexLock lock(making_managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed();
   if (set == nullptr) {

@@ -53,6 +53,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
   [[nodiscard]] Tier& tier() { return residency_.tier(); }
 
+  // Whether LibTorch's allocator is to ask for memory: Note [Out of memory] in out_of_memory.h.
+  [[nodiscard]] bool serves_allocator() { return options_.evict_when_out_of_memory && tier().device().is_cuda(); }
+
   // The managed storages. Their limits are those of the first call as long as any of its storages lives. Throws
   // std::invalid_argument where nobody says how much of the device they may have.
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
