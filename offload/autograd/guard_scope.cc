@@ -16,12 +16,7 @@
 namespace ebb {
 namespace {
 
-struct WeakSaving {
-  std::weak_ptr<Runtime> runtime;
-  std::weak_ptr<SavedStep> step;
-};
-
-thread_local WeakSaving last_here;
+thread_local std::pair<std::weak_ptr<Runtime>, std::weak_ptr<SavedStep>> last_here;  // of last_saving_here()
 
 std::size_t default_hooks_here() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
 
@@ -36,7 +31,7 @@ GuardScope::GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of)
 
 GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
-GuardScope::Entered GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
+std::shared_ptr<const void> GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
   drop_ended();
   std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime), std::move(hook_of)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
@@ -155,7 +150,7 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
 }
 
 GuardScope::Saving GuardScope::last_saving_here() {
-  Saving last{last_here.runtime.lock(), last_here.step.lock()};
+  Saving last{last_here.first.lock(), last_here.second.lock()};
   return last.runtime != nullptr && last.step != nullptr ? last : Saving{};
 }
 

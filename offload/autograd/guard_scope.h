@@ -61,8 +61,7 @@ class GuardScope final : public c10::DebugInfoBase, public std::enable_shared_fr
   // that of a region's run. The scope ends with the result, on this thread and wherever the stack has been captured.
   // The end takes ended scopes off the calling thread's stack, and has the offloader's tier start the copies that the
   // tier has gathered into a batch.
-  using Entered = std::shared_ptr<const void>;
-  [[nodiscard]] static Entered enter(std::shared_ptr<Runtime> runtime, HookOf hook_of = nullptr);
+  [[nodiscard]] static std::shared_ptr<const void> enter(std::shared_ptr<Runtime> runtime, HookOf hook_of = nullptr);
 
   // The calling thread's innermost guard and run that have not ended. A guard or run inside of which Python's default
   // hooks were set counts as none (Note [The innermost wins]).
