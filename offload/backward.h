@@ -26,8 +26,8 @@ class Backward {
   void fail();
 
  private:
-  struct Parts;
-  std::unique_ptr<Parts> parts_;
+  struct Pass;
+  const std::unique_ptr<Pass> pass_;
 };
 
 }  // namespace ebb

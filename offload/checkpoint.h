@@ -1,12 +1,20 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/checkpointed_function.h"
-
 namespace ebb {
+
+// The function that checkpoint() runs in forward and again in backward.
+using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+// Whether the second run is left, by an exception that is no std::exception, at the last save that backward can ask
+// for. What comes behind, such as a block's last matmul, is then not computed again. The function must be one that an
+// exception may leave at any operation: what it changes for a while (a model's mode, a lock, frozen weights),
+// destructors put back, not later statements. The other way, the whole function runs a second time.
+enum class EarlyStop : bool { kNo, kYes };
 
 // Returns function(inputs), and autograd saves only the inputs. Backward runs the function a second time just before it
 // first needs a tensor that the function saved, and lets go of each of these tensors once it has been used. The inputs

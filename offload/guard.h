@@ -5,7 +5,6 @@
 namespace ebb {
 
 class Offloader;
-class GuardScope;
 
 // While an OffloadGuard lives, tensors that autograd saves on its thread go through the offloader. Saves that
 // autograd's engine threads make for a backward called under the guard (double backward) go there, too. Guards nest;
@@ -26,7 +25,7 @@ class OffloadGuard {
   OffloadGuard& operator=(const OffloadGuard&) = delete;
 
  private:
-  const std::shared_ptr<GuardScope> scope_;  // null if the offloader is switched off
+  const std::shared_ptr<const void> scope_;  // ends with the guard; null if the offloader is switched off
 };
 
 // While a NoOpGuard lives, saves on its thread are left to LibTorch. An example is the output head, whose saves
@@ -39,7 +38,7 @@ class NoOpGuard {
   NoOpGuard& operator=(const NoOpGuard&) = delete;
 
  private:
-  const std::shared_ptr<GuardScope> scope_;
+  const std::shared_ptr<const void> scope_;  // ends with the guard
 };
 
 }  // namespace ebb

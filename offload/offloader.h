@@ -12,7 +12,6 @@
 #include "offload/parameters.h"
 #include "offload/plan_report.h"
 #include "offload/stats.h"
-#include "offload/timeline_sample.h"
 #include "streams/base/trace_span.h"
 
 namespace ebb {

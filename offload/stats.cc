@@ -19,6 +19,10 @@ std::string line(std::string_view name, const Level& level) {
                      level.capacity_bytes == 0 ? "-" : human_bytes(level.capacity_bytes));
 }
 
+std::string line_if_any(std::string_view name, const Count& count) {
+  return count.tensors == 0 ? "" : line(name, count);
+}
+
 }  // namespace
 
 std::string_view to_string(KeptReason reason) {
@@ -35,26 +39,18 @@ std::ostream& operator<<(std::ostream& out, const Stats& stats) {
   text += line("  dropped", stats.dropped);
   text += line("  saved before", stats.deduplicated);
   for (std::size_t i = 0; i < kKeptReasons; ++i) {
-    if (stats.kept[i].tensors > 0) {
-      text += line(fmt::format("  kept: {}", to_string(static_cast<KeptReason>(i))), stats.kept[i]);
-    }
+    text += line_if_any(fmt::format("  kept: {}", to_string(static_cast<KeptReason>(i))), stats.kept[i]);
   }
-  if (stats.evicted.tensors > 0) {
-    text += line("evicted", stats.evicted);
-  }
+  text += line_if_any("evicted", stats.evicted);
   if (stats.managed.tensors > 0) {
     text += line("managed", stats.managed);
     text += line("  prefetched", stats.managed_prefetched);
     text += line("  fetched late", stats.managed_fetched_late);
-    if (stats.managed_evicted.tensors > 0) {
-      text += line("  evicted", stats.managed_evicted);
-    }
+    text += line_if_any("  evicted", stats.managed_evicted);
   }
   text += line("fetched", stats.fetched);
   text += line("still on the device", stats.reused);
-  if (stats.still_held.tensors > 0) {
-    text += line("  held by the program", stats.still_held);
-  }
+  text += line_if_any("  held by the program", stats.still_held);
   text += line("recomputed", stats.recomputed);
   text += fmt::format("{:<32}{:>14}{:>14}{:>14}\n", "", "now", "peak", "bound");
   text += line("saved on the device", stats.saved_on_device);

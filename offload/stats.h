@@ -80,6 +80,13 @@ struct Stats {
   [[nodiscard]] const Count& kept_for(KeptReason reason) const { return kept[static_cast<std::size_t>(reason)]; }
 };
 
+// One point of the timeline: what ebb holds in device memory after a save, a use or a release.
+struct TimelineSample {
+  double ms = 0;                      // since the timeline was last taken
+  std::uint64_t saved_on_device = 0;  // bytes
+  bool backward = false;              // taken inside autograd's engine
+};
+
 // Writes a table of some twenty lines, each ended by a newline: counts and bytes by what became of the saves, then the
 // levels, then the waits. A line whose zero would say nothing is left out.
 std::ostream& operator<<(std::ostream& out, const Stats& stats);

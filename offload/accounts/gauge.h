@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <utility>
 
-namespace ebb {
+#include "offload/accounts/timeline.h"
 
-class Timeline;
+namespace ebb {
 
 // Raises `most` to `value`, if `value` is larger.
 inline void raise_to(std::atomic<std::uint64_t>& most, std::uint64_t value) {
@@ -61,7 +61,17 @@ class Gauge {
 
   // Raises the gauge and sets `lease`. Returns false, and changes nothing, if the sum would pass `limit`; but a gauge
   // at 0 takes any number of bytes.
-  [[nodiscard]] bool try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease);
+  [[nodiscard]] bool try_hold(std::uint64_t bytes, std::uint64_t limit, Lease& lease) {
+    std::uint64_t now = now_bytes();
+    do {
+      if (now != 0 && now + bytes > limit) {
+        return false;
+      }
+    } while (!now_.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
+    raised_to(now + bytes);
+    lease = Lease(this, bytes);
+    return true;
+  }
 
   [[nodiscard]] std::uint64_t now_bytes() const { return now_.load(std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
@@ -75,10 +85,9 @@ class Gauge {
   void lower(std::uint64_t bytes) noexcept { sample(now_.fetch_sub(bytes, std::memory_order_relaxed) - bytes); }
   void sample(std::uint64_t now) noexcept {
     if (timeline_ != nullptr) {
-      add_to_timeline(now);
+      timeline_->sample(now);
     }
   }
-  void add_to_timeline(std::uint64_t now) noexcept;
 
   Timeline* const timeline_;
   std::atomic<std::uint64_t> now_{0};

@@ -26,7 +26,6 @@ class Ledger {
   [[nodiscard]] const std::shared_ptr<DeviceAccount>& account() const { return account_; }
   [[nodiscard]] Gauge& on_device() { return account_->held; }
   [[nodiscard]] Gauge& if_kept() { return account_->if_kept; }
-  [[nodiscard]] std::uint64_t storages_on_device() const { return account_->storages_bytes(); }
   [[nodiscard]] std::uint64_t on_device_as_saved() const { return account_->bytes_as_saved(); }
 
   // Count a storage, once it has been offloaded, dropped, evicted or kept.

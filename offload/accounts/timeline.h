@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/timeline_sample.h"
+#include "offload/stats.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 

@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "offload/autograd/guard_scope.h"
-#include "offload/autograd/region.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/backward.h"
 #include "offload/base/libtorch.h"
@@ -41,14 +40,14 @@ class AskingEngine final : public Engine {
     if (is_traced()) {
       return next_.get_default_saved_variable_hooks();
     }
-    if (auto hook = Region::hook_here()) {
-      return hook;
-    }
     GuardScope::Target target = GuardScope::current();
-    if (target.runtime == nullptr) {
-      return next_.get_default_saved_variable_hooks();
+    std::unique_ptr<torch::autograd::SavedVariableHooks> hook;
+    if (const auto run = std::exchange(target.run, nullptr)) {
+      hook = (*run)(std::move(target));
+    } else if (target.runtime != nullptr) {
+      hook = std::make_unique<SaveHook>(std::move(target));
     }
-    return std::make_unique<SaveHook>(std::move(target));
+    return hook != nullptr ? std::move(hook) : next_.get_default_saved_variable_hooks();
   }
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,

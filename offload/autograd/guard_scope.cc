@@ -3,56 +3,64 @@
 #include <tuple>
 #include <utility>
 
-#include "offload/autograd/default_hooks.h"
-#include "offload/autograd/early_prefetch.h"
+#include <ATen/SavedTensorHooks.h>
+
 #include "offload/base/backward_pass.h"
+#include "offload/guard.h"
+#include "offload/offloader.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
+#include "offload/tensors/deferred_copies.h"
 
 namespace ebb {
+namespace {
 
-GuardScope::GuardScope(std::shared_ptr<Runtime> runtime)
+thread_local std::pair<std::weak_ptr<Runtime>, std::weak_ptr<SavedStep>> last_here;  // of last_saving_here()
+
+std::size_t default_hooks_here() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
+
+}  // namespace
+
+GuardScope::GuardScope(std::shared_ptr<Runtime> runtime, HookOf hook_of)
     : default_hooks_around_(default_hooks_here()),
       below_(c10::ThreadLocalDebugInfo::current()),
       around_(innermost()),
-      runtime_(std::move(runtime)) {}
+      runtime_(std::move(runtime)),
+      run_(hook_of == nullptr ? nullptr : std::make_shared<const HookOf>(std::move(hook_of))) {}
 
 GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::ThreadLocalDebugInfo::get(kKind)); }
 
-std::shared_ptr<GuardScope> GuardScope::enter(std::shared_ptr<Runtime> runtime) {
+std::shared_ptr<const void> GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
   drop_ended();
-  std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime)));
+  std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime), std::move(hook_of)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
-  const LockUnlessForked locked(scope->process_, scope->mutex_);
-  scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
-  return scope;
-}
-
-void GuardScope::flush() {
-  std::shared_ptr<Runtime> runtime;
   {
-    const LockUnlessForked locked(process_, mutex_);
-    runtime = runtime_;
+    const LockUnlessForked locked(scope->process_, scope->mutex_);
+    scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
   }
-  if (runtime != nullptr && !runtime->forked()) {
-    runtime->tier().flush();
-  }
+  return {scope.get(), [scope](const void* /*scope*/) { scope->leave(); }};
 }
 
 void GuardScope::leave() {
-  std::shared_ptr<Runtime> runtime;  // destroyed, as is the step, after the lock is released
+  std::shared_ptr<Runtime> runtime;  // destroyed, as are the next two, after the lock is released
   std::shared_ptr<SavedStep> step;
+  std::shared_ptr<const HookOf> run;
   {
     const LockUnlessForked locked(process_, mutex_);
     ended_ = true;
     runtime = std::exchange(runtime_, nullptr);
     step = std::exchange(step_, nullptr);
+    run = std::exchange(run_, nullptr);
   }
   drop_ended();
   take_from_below_the_top();
-  if (runtime != nullptr && !runtime->forked() && runtime->plans() != nullptr) {
-    runtime->plans()->leaves().guard_ended();
+  if (runtime == nullptr || runtime->forked()) {
+    return;
+  }
+  runtime->tier().flush();
+  if (PlanFollower* const plans = runtime->plans()) {
+    plans->leaves().guard_ended();
   }
 }
 
@@ -97,14 +105,23 @@ void GuardScope::drop_ended() {
 }
 
 GuardScope::Target GuardScope::current() {
-  for (GuardScope* scope = innermost(); scope != nullptr;) {
+  Target target;
+  bool found_guard = false;
+  bool found_run = false;
+  for (GuardScope* scope = innermost(); scope != nullptr && !(found_guard && found_run);) {
     const LockUnlessForked locked(scope->process_, scope->mutex_);
-    if (!scope->ended_) {
-      return default_hooks_here() > scope->default_hooks_around_ ? Target{} : Target{scope->runtime_, scope};
+    bool& found = scope->run_ == nullptr ? found_guard : found_run;
+    if (!scope->ended_ && !std::exchange(found, true) && default_hooks_here() <= scope->default_hooks_around_) {
+      if (scope->run_ == nullptr) {
+        target.runtime = scope->runtime_;
+        target.scope = scope;
+      } else {
+        target.run = scope->run_;
+      }
     }
     scope = scope->around_;
   }
-  return {};
+  return target;
 }
 
 std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runtime) {
@@ -121,7 +138,7 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
   // Called without the lock, under which nothing may be destroyed: this call ends the last step's unclaimed copies, and
   // perhaps the last step.
   std::shared_ptr<SavedStep> next = runtime->steps().of_this_thread();
-  EarlyPrefetch::expect(runtime, next);
+  last_here = {runtime, next};
   const LockUnlessForked locked(process_, mutex_);
   if (ended_) {  // on another thread, since this save began
     return next;
@@ -131,5 +148,23 @@ std::shared_ptr<SavedStep> GuardScope::step(const std::shared_ptr<Runtime>& runt
   }
   return step_;
 }
+
+GuardScope::Saving GuardScope::last_saving_here() {
+  Saving last{last_here.first.lock(), last_here.second.lock()};
+  return last.runtime != nullptr && last.step != nullptr ? last : Saving{};
+}
+
+OffloadGuard::OffloadGuard(Offloader& offloader)
+    : scope_(offloader.runtime() == nullptr ? nullptr : GuardScope::enter(offloader.runtime())) {}
+
+OffloadGuard::~OffloadGuard() {
+  if (scope_ != nullptr) {
+    DeferredCopies::of_this_thread().start_all();
+  }
+}
+
+NoOpGuard::NoOpGuard() : scope_(GuardScope::enter(nullptr)) {}
+
+NoOpGuard::~NoOpGuard() = default;
 
 }  // namespace ebb

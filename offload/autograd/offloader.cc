@@ -61,22 +61,18 @@ std::shared_ptr<Tier> make_tier(const Options& options, const std::shared_ptr<Tr
 }
 
 std::shared_ptr<Trace> make_trace(const Options& options) {
-  return options.enabled && options.record_trace ? std::make_shared<Trace>() : nullptr;
+  return options.record_trace ? std::make_shared<Trace>() : nullptr;
 }
 
 std::shared_ptr<Runtime> make_runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace) {
-  if (!options.enabled) {
-    return nullptr;
-  }
   if (tier->device().is_cuda()) {  // or LibTorch's allocator knows of no device before the program's first tensor there
     at::globalContext().lazyInitDevice(c10::kCUDA);
   }
   forget_ended_storages();  // of offloaders that have ended before their tensors: their homes are free for this one
   install_engine();
   keep_log_alive();
-  const bool evict = options.evict_when_out_of_memory && tier->device().is_cuda();
   auto runtime = make_shared_unless_forked<Runtime>(std::move(options), std::move(tier), std::move(trace));
-  if (evict) {
+  if (runtime->serves_allocator()) {
     serve_when_out_of_memory(runtime);
   }
   return runtime;
@@ -94,21 +90,17 @@ void move_from_cpu(const at::Tensor& tensor, c10::Device device) {
   }
 }
 
-Options resolved(Options options) {
-  if (options.enabled) {
-    options.device = resolve(options.device);
-  }
-  validate(options);
-  return options;
-}
-
 }  // namespace
 
 Offloader::Offloader(Options options) {
-  options = resolved(std::move(options));
   device_ = options.device;
+  if (!options.enabled) {
+    return;
+  }
+  device_ = options.device = resolve(options.device);
+  validate(options);
   const std::shared_ptr<Trace> trace = make_trace(options);
-  runtime_ = make_runtime(options, options.enabled ? make_tier(options, trace) : nullptr, trace);
+  runtime_ = make_runtime(options, make_tier(options, trace), trace);
 }
 
 Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
@@ -118,13 +110,26 @@ Offloader::Offloader(Options options, std::shared_ptr<Tier> tier) {
   device_ = tier->device();
   options.device = std::nullopt;  // and with it the spill folder: both are the tier's affair
   validate(options);
-  runtime_ = make_runtime(options, std::move(tier), make_trace(options));
+  if (options.enabled) {
+    runtime_ = make_runtime(options, std::move(tier), make_trace(options));
+  }
 }
 
 Offloader::~Offloader() {
-  if (runtime_ != nullptr && !runtime_->forked()) {
-    forget_ended_storages();
-    runtime_->log_summary();
+  if (runtime_ == nullptr || runtime_->forked()) {
+    return;
+  }
+  forget_ended_storages();
+  if (runtime_->residency().ledger().counters().steps < kEnoughSteps) {
+    return;
+  }
+  try {
+    const Stats now = runtime_->stats();
+    log_info(ebb::summary(now));
+    for (const std::string& warning : runtime_->decider().warnings(now)) {
+      log_warning(warning);
+    }
+  } catch (...) {  // no memory for the summary, or a logger that throws
   }
 }
 
@@ -150,6 +155,9 @@ void Offloader::manage(const std::vector<at::Tensor>& tensors, const Parameters&
       move_from_cpu(tensor, device());
     }
     return;
+  }
+  if (runtime->serves_allocator()) {
+    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
   }
   const std::shared_ptr<ManagedSet> set = runtime->managed(how);
   observe_operations();
@@ -186,7 +194,10 @@ void Offloader::release(const std::vector<at::Tensor>& tensors) {
 
 void Offloader::drain() {
   if (const auto& runtime = this->runtime()) {
-    runtime->drain();
+    runtime->residency().stash().drain();
+    if (const std::shared_ptr<ManagedSet> set = runtime->managed()) {
+      set->drain();
+    }
   }
 }
 
@@ -235,7 +246,11 @@ std::vector<TimelineSample> Offloader::take_timeline() {
 
 std::vector<TraceSpan> Offloader::take_trace() {
   const auto& runtime = this->runtime();
-  return runtime == nullptr ? std::vector<TraceSpan>{} : runtime->take_trace();
+  if (runtime == nullptr || runtime->residency().trace() == nullptr) {
+    return {};
+  }
+  runtime->tier().update_trace();
+  return runtime->residency().trace()->take();
 }
 
 const std::shared_ptr<Runtime>& Offloader::runtime() const {

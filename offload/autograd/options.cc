@@ -3,7 +3,6 @@
 #include <linux/magic.h>
 #include <sys/vfs.h>
 
-#include <exception>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -18,19 +17,21 @@ namespace {
 // "-1", given by accident for "no limit", arrives as almost 2^64.
 constexpr std::uint64_t kLargestSize = std::uint64_t{1} << 56;
 
+[[noreturn]] void refuse(const std::string& fault) { throw std::invalid_argument("ebb: Options::" + fault); }
+
+bool is_size(std::uint64_t bytes) { return bytes != 0 && bytes <= kLargestSize; }
+
+std::string in_bytes(std::uint64_t bytes) { return std::to_string(static_cast<std::int64_t>(bytes)) + " bytes"; }
+
 void check_size(const char* name, const std::optional<std::uint64_t>& bytes) {
-  if (!bytes || (*bytes != 0 && *bytes <= kLargestSize)) {
-    return;
+  if (bytes && !is_size(*bytes)) {
+    refuse(name + (" is " + in_bytes(*bytes)) + "; it must be positive, or unset, to let ebb choose");
   }
-  const std::string value = *bytes == 0 ? "0" : std::to_string(static_cast<std::int64_t>(*bytes));
-  throw std::invalid_argument("ebb: Options::" + std::string(name) + " is " + value +
-                              " bytes; it must be positive, or unset, to let ebb choose");
 }
 
 struct BudgetFault {
   std::string operator()(const DeviceBytes& budget) const {
-    const bool usable = budget.bytes == kUnlimited || (budget.bytes != 0 && budget.bytes <= kLargestSize);
-    return usable ? "" : std::to_string(static_cast<std::int64_t>(budget.bytes)) + " bytes";
+    return budget.bytes == kUnlimited || is_size(budget.bytes) ? "" : in_bytes(budget.bytes);
   }
   std::string operator()(const ShareOfFree& budget) const {
     return budget.share > 0 && budget.share <= 1 ? "" : "a share of " + std::to_string(budget.share);
@@ -46,16 +47,14 @@ void check_budget(const Options& options) {
     return;
   }
   if (const std::string fault = std::visit(BudgetFault(), *options.device_budget); !fault.empty()) {
-    throw std::invalid_argument("ebb: Options::device_budget is " + fault +
-                                "; it must be positive bytes, a share in (0, 1] or a slowdown of at least 0");
+    refuse("device_budget is " + fault + "; it must be positive bytes, a share in (0, 1] or a slowdown of at least 0");
   }
   const char* const other = options.policy != nullptr ? "policy"
                             : options.stash_bytes     ? "stash_bytes"
                             : options.window_bytes    ? "window_bytes"
                                                       : nullptr;
   if (other != nullptr) {
-    throw std::invalid_argument(std::string("ebb: Options::device_budget and Options::") + other +
-                                " are both set: leave that to the budget's plan");
+    refuse(std::string("device_budget and Options::") + other + " are both set: leave that to the budget's plan");
   }
 }
 
@@ -67,9 +66,6 @@ bool is_shortage(const std::error_code& code) {
 
 // The constructor of SpillFolder is the check. Its exceptions about the folder become errors about the option.
 void check_spill_folder(const std::filesystem::path& path) {
-  const auto refuse = [](const std::exception& error) {
-    throw std::invalid_argument("ebb: Options::spill_folder: " + std::string(error.what()));
-  };
   try {
     const SpillFolder folder(path);
     struct statfs system = {};
@@ -81,9 +77,9 @@ void check_spill_folder(const std::filesystem::path& path) {
     if (is_shortage(error.code())) {
       throw;
     }
-    refuse(error);
+    refuse("spill_folder: " + std::string(error.what()));
   } catch (const std::invalid_argument& error) {
-    refuse(error);
+    refuse("spill_folder: " + std::string(error.what()));
   }
 }
 
@@ -97,18 +93,16 @@ void validate(const Options& options) {
   check_size("window_bytes", options.window_bytes);
   check_size("capacity_bytes", options.capacity_bytes);
   if (!(options.host_memory_warning > 0 && options.host_memory_warning <= 1)) {
-    throw std::invalid_argument("ebb: Options::host_memory_warning is " + std::to_string(options.host_memory_warning) +
-                                "; it must be a fraction in (0, 1]");
+    refuse("host_memory_warning is " + std::to_string(options.host_memory_warning) +
+           "; it must be a fraction in (0, 1]");
   }
   check_size("planned_minimum_bytes", options.planned_minimum_bytes);
   check_budget(options);
   if (options.device && !options.device->is_cpu() && !options.device->is_cuda()) {
-    throw std::invalid_argument("ebb: Options::device is " + options.device->str() +
-                                "; it must be a CUDA device or the CPU");
+    refuse("device is " + options.device->str() + "; it must be a CUDA device or the CPU");
   }
   if (options.device && options.device->is_cuda() && options.home == Home::kDisk) {
-    throw std::invalid_argument("ebb: Options::home is the disk, and Options::device " + options.device->str() +
-                                "; beside a GPU it must be host memory");
+    refuse("home is the disk, and Options::device " + options.device->str() + "; beside a GPU it must be host memory");
   }
   if (options.device && options.device->is_cpu() && options.home != Home::kHost) {
     check_spill_folder(options.spill_folder);

@@ -1,93 +1,121 @@
-#include "offload/autograd/region.h"
-
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
-#include <set>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
-#include "offload/autograd/default_hooks.h"
 #include "offload/autograd/engine.h"
 #include "offload/autograd/guard_scope.h"
 #include "offload/autograd/region_in_step.h"
 #include "offload/autograd/save_hook.h"
+#include "offload/autograd/thread_setting.h"
 #include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
-#include "offload/base/libtorch.h"
 #include "offload/checkpoint.h"
 #include "offload/saving/runtime.h"
+#include "offload/tensors/lent_tensor.h"
+#include "offload/tensors/remembered_tensor.h"
+#include "offload/tensors/version_check.h"
+#include "streams/base/mutex.h"
+#include "streams/base/process_mark.h"
 
 namespace ebb {
 namespace {
 
 constexpr const char* kWhat = "this checkpointed region";  // in errors
 
-enum class Which : std::uint8_t { kFirstRun, kSecondRun, kOnlyRun };
-
-// The entry that a run of a region puts on its thread's stack, which LibTorch hands on to engine threads (Note [The
-// guard stack is LibTorch's] in guard_scope.h). An ended entry is passed over, because the stack may have been
-// captured.
-class Running final : public c10::DebugInfoBase {
+// One call of checkpoint(): what its second run needs, and the second run's saves that nobody has taken yet.
+//
+// Ownership: the hooks of the first run's saves own the region, so the region ends when backward is over or the graph
+// is dropped. A region whose function runs only once ends after that run. The region alone holds the saves of the
+// second run, whose own graph is dropped at once.
+//
+// Threads: every member may be called from any thread.
+class Region : public std::enable_shared_from_this<Region> {
  public:
-  static constexpr std::string_view kName = "ebb::Running";
-  static constexpr auto kKind = debug_info_kind(0xEC, &kName);
+  // Saves the inputs, as autograd would save them here. An outermost region under a guard also asks the plan of the
+  // guard's offloader, if there is a plan.
+  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop);
 
-  Running(std::shared_ptr<Region> region, Which which) : region_(std::move(region)), which_(which), around_(top()) {}
+  // Runs the function in forward and returns its outputs. This run is the only one if the plan keeps the region's
+  // saves.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
-  // The calling thread's innermost run that has not ended; null if there is none, or if Python's default hooks were set
-  // inside of it.
-  static Running* innermost() {
-    Running* found = top();
-    while (found != nullptr && found->ended_) {
-      found = found->around_;
-    }
-    return found == nullptr || default_hooks_here() > found->default_hooks_around_ ? nullptr : found;
-  }
+  // Adds a save of the first run, and returns its place.
+  std::size_t add(const at::Tensor& saved);
 
-  [[nodiscard]] const std::shared_ptr<Region>& region() const { return region_; }
-  [[nodiscard]] Which which() const { return which_; }
-  void end() { ended_ = true; }
+  // Takes the next save of the second run. Returns true, at most once a run, if the function is to be left: with
+  // EarlyStop::kYes, where nobody can ask for a later save, and the operation has filled what it saved (Note [Saved
+  // before it is filled] in deferred_copies.h). `is_filled`: whether that is known of this save. Throws c10::Error if
+  // the first run saved no tensor of these sizes and dtype in that place.
+  [[nodiscard]] bool collect(const at::Tensor& saved, bool is_filled);
+
+  // The tensor that the second run has saved in this place; the region then no longer holds the tensor. Runs the
+  // function a second time first, unless the region holds the tensor already, or the last taker still has it. Throws
+  // c10::Error if the second run saves other tensors than the first, before the first run is over, and in a child that
+  // was forked meanwhile.
+  [[nodiscard]] at::Tensor take(std::size_t place);
+
+  // Says that no hook will ask for this place any more.
+  void drop(std::size_t place);
 
  private:
-  static Running* top() { return static_cast<Running*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+  using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  struct Input {
+    torch::autograd::SavedVariable saved;
+    // The references are weak, and keep the addresses from being used again while this lives.
+    WeakTensor tensor;
+    WeakStorage storage;
+    std::size_t same;  // the first input that is the same tensor
+    bool needs_gradient;
+  };
+  struct Save {
+    std::vector<std::int64_t> sizes;
+    at::ScalarType dtype;
+    bool alive = true;
+    at::Tensor collected = {};                                  // the second run's tensor, until taken
+    RememberedTensor taken = {};                                // the same, once taken
+    std::optional<VersionCheck> second_version = std::nullopt;  // of the second run's tensor, at its save
+  };
+  struct SecondRun {
+    std::size_t last_alive = 0;    // when the run began
+    std::size_t next = 0;          // place of the next save
+    std::uint64_t next_node = 0;   // after the node of the last save
+    bool operation_fills = false;  // whether the last save's operation may fill what it has saved
+    bool is_left = false;
+  };
 
-  const std::shared_ptr<Region> region_;
-  const Which which_;
-  const std::size_t default_hooks_around_ = default_hooks_here();
-  Running* const around_;  // lives at least as long as this, from below on the stack
-  std::atomic<bool> ended_{false};
+  [[nodiscard]] static bool has_been_replaced(const Input& input);
+  [[nodiscard]] std::vector<at::Tensor> unpack_inputs() EBB_REQUIRES(run_mutex_);
+  [[nodiscard]] at::Tensor find(std::size_t place);
+  void run_again() EBB_REQUIRES(run_mutex_);
+
+  const ProcessMark process_;
+  const CheckpointedFunction function_;
+  const EarlyStop early_stop_;
+  ThreadSetting setting_;  // of the first run; without the random state, from that run's end on, if it draws none
+  std::vector<Input> inputs_;
+  std::optional<RegionInStep> planned_;  // nullopt without a plan
+  std::atomic<bool> first_run_is_over_{false};
+
+  Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
+  Mutex mutex_;
+  std::vector<Save> saves_ EBB_GUARDED_BY(mutex_);  // of the first run
+  SecondRun second_ EBB_GUARDED_BY(mutex_);         // the last one
 };
 
-class Run {
- public:
-  Run(std::shared_ptr<Region> region, Which which)
-      : below_(c10::ThreadLocalDebugInfo::current()), running_(std::make_shared<Running>(std::move(region), which)) {
-    c10::ThreadLocalDebugInfo::_push(Running::kKind, running_);
-    with_it_ = c10::ThreadLocalDebugInfo::current();
-  }
-  ~Run() {
-    running_->end();
-    if (c10::ThreadLocalDebugInfo::current() == with_it_) {  // else a guard that was entered in the run lies on top
-      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(below_);
-    }
-  }
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-
- private:
-  const std::shared_ptr<c10::ThreadLocalDebugInfo> below_;
-  const std::shared_ptr<Running> running_;
-  std::shared_ptr<c10::ThreadLocalDebugInfo> with_it_;
-};
-
-// The tensor, detached from its history unless it is a leaf: an operation that saves its own output would own itself
-// for ever.
-at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ? tensor : tensor.tensor_data(); }
+using Hooks = torch::autograd::SavedVariableHooks;
 
 [[noreturn]] void refuse_backward_inside() {
   TORCH_CHECK(false,
@@ -95,7 +123,7 @@ at::Tensor without_history(const at::Tensor& tensor) { return tensor.is_leaf() ?
               "region does not keep");
 }
 
-class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
+class FirstRunsSave final : public Hooks {
  public:
   explicit FirstRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
   ~FirstRunsSave() override {
@@ -103,7 +131,7 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
       region_->drop(place_);
     }
     version_.reset();
-    sweep_lent_here(this);
+    sweep_lent(this);
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -114,17 +142,15 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    if (!region_->first_run_is_over()) {
-      refuse_backward_inside();
-    }
     const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
-    sweep_lent_behind();                   // before memory is asked for
+    sweep_lent();                          // before memory is asked for
     at::Tensor tensor = region_->take(place_);
     version_->check(tensor);
-    if (handing_ == Handing::kItself) {
-      refer_to_lent(tensor, {this, version_->weak()});
+    if (handing_ != Handing::kItself) {
+      return lend(tensor, handing_, {this, version_->weak()});
     }
-    return handing_ == Handing::kItself ? tensor : lend(tensor, handing_, {this, version_->weak()});
+    refer_to_lent(tensor, {this, version_->weak()});
+    return tensor;
   }
 
  private:
@@ -135,14 +161,16 @@ class FirstRunsSave final : public torch::autograd::SavedVariableHooks {
 };
 
 // Gives the tensor to the region and keeps nothing, because the function may have stored the second graph somewhere.
-class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
+class SecondRunsSave final : public Hooks {
  public:
   explicit SecondRunsSave(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
     const AutogradInfo info(tensor);
     const bool is_filled = info.requires_grad();  // computed before, or a leaf of the program's
-    if (std::exchange(region_, nullptr)->collect(without_history(tensor), is_filled)) {
+    // Without history, unless it is a leaf: an operation that saves its own output would own itself for ever.
+    const at::Tensor saved = info.is_leaf() ? tensor : tensor.tensor_data();
+    if (std::exchange(region_, nullptr)->collect(saved, is_filled)) {
       leave_function();
     }
   }
@@ -153,78 +181,51 @@ class SecondRunsSave final : public torch::autograd::SavedVariableHooks {
   std::shared_ptr<Region> region_;  // until packed
 };
 
-}  // namespace
-
-Region::InputMemory::InputMemory(const at::Tensor& input)
-    : input_(input.getIntrusivePtr()),
-      storage_(input.has_storage() ? input.storage().getWeakStorageImpl()
-                                   : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>())) {}
-
-bool Region::InputMemory::has_been_replaced() const {
-  const auto input = input_.lock();
-  if (!input || !input->has_storage()) {
-    return false;
-  }
-  return input->unsafe_storage().unsafeGetStorageImpl() != storage_._unsafe_get_target();
-}
-
 Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop)
     : function_(std::move(function)), early_stop_(early_stop) {
   for (const at::Tensor& input : inputs) {
-    inputs_.emplace_back(input, /*is_output=*/false);
-    input_memory_.emplace_back(input);
-    input_needs_gradient_.push_back(input.defined() && input.requires_grad());
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(input); };
-    same_input_.push_back(static_cast<std::size_t>(std::ranges::find_if(inputs, is_same) - inputs.begin()));
+    inputs_.push_back({.saved = torch::autograd::SavedVariable(input, /*is_output=*/false),
+                       .tensor = WeakTensor(input.getIntrusivePtr()),
+                       .storage = input.has_storage() ? input.storage().getWeakStorageImpl()
+                                                      : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()),
+                       .same = static_cast<std::size_t>(std::ranges::find_if(inputs, is_same) - inputs.begin()),
+                       .needs_gradient = input.defined() && input.requires_grad()});
   }
-}
-
-Region::~Region() = default;
-
-std::shared_ptr<Region> Region::make(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
-                                     EarlyStop early_stop) {
-  auto region = std::make_shared<Region>(std::move(function), inputs, early_stop);
   const GuardScope::Target target = GuardScope::current();
-  if (target.runtime != nullptr && Running::innermost() == nullptr) {
-    region->planned_ = RegionInStep::ask(target, inputs);
+  if (target.runtime != nullptr && target.runtime->plans() != nullptr && target.run == nullptr) {
+    planned_.emplace(target, inputs);
   }
-  return region;
 }
 
-std::vector<at::Tensor> Region::run(const std::shared_ptr<Region>& region, const std::vector<at::Tensor>& inputs) {
-  if (region->planned_ != nullptr && region->planned_->stays()) {
-    const Run only(region, Which::kOnlyRun);
-    return region->function_(inputs);
+// Whether the program still has the tensor, over another storage.
+bool Region::has_been_replaced(const Input& input) {
+  const auto tensor = input.tensor.lock();
+  return tensor && tensor->has_storage() &&
+         tensor->unsafe_storage().unsafeGetStorageImpl() != input.storage._unsafe_get_target();
+}
+
+std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
+  if (planned_ && planned_->stays()) {
+    const auto only =
+        GuardScope::enter(nullptr, [region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
+          if (target.runtime == nullptr) {
+            return nullptr;
+          }
+          std::shared_ptr<RegionSaves> saves = region->planned_->saves_for(*target.runtime);
+          return std::make_unique<SaveHook>(std::move(target), std::move(saves));
+        });
+    return function_(inputs);
   }
   std::vector<at::Tensor> outputs;
   {
-    const Run first(region, Which::kFirstRun);
-    outputs = region->function_(inputs);
+    const auto first = GuardScope::enter(
+        nullptr, [region = shared_from_this()](const auto&) { return std::make_unique<FirstRunsSave>(region); });
+    outputs = function_(inputs);
   }
-  region->draws_ = !region->setting_.random_state_is_unchanged();
-  region->first_run_is_over_ = true;
+  setting_.forget_unchanged_random_state();
+  first_run_is_over_ = true;
   return outputs;
-}
-
-std::unique_ptr<torch::autograd::SavedVariableHooks> Region::hook_here() {
-  const Running* const running = Running::innermost();
-  if (running == nullptr) {
-    return nullptr;
-  }
-  switch (running->which()) {
-    case Which::kFirstRun:
-      return std::make_unique<FirstRunsSave>(running->region());
-    case Which::kSecondRun:
-      return std::make_unique<SecondRunsSave>(running->region());
-    case Which::kOnlyRun:
-      break;
-  }
-  GuardScope::Target target = GuardScope::current();  // the function may have entered guards
-  if (target.runtime == nullptr) {
-    return nullptr;
-  }
-  const RegionInStep& planned = *running->region()->planned_;
-  return std::make_unique<SaveHook>(target, planned.is_of(*target.runtime) ? planned.saves() : nullptr);
 }
 
 std::size_t Region::add(const at::Tensor& saved) {
@@ -234,25 +235,26 @@ std::size_t Region::add(const at::Tensor& saved) {
 }
 
 bool Region::collect(const at::Tensor& saved, bool is_filled) {
-  std::optional<at::Tensor> earlier;  // of a second run before this; destroyed after the lock is released
+  at::Tensor earlier;  // of a second run before this; destroyed after the lock is released
   const MutexLock lock(mutex_);
-  if (is_left_) {  // the function has caught what it was left by
+  if (second_.is_left) {  // the function has caught what it was left by
     return false;
   }
   const std::uint64_t next_node = at::sequence_number::peek();
-  operation_fills_ = (operation_fills_ && next_node == next_node_) || !is_filled;
-  next_node_ = next_node;
+  second_.operation_fills = (second_.operation_fills && next_node == second_.next_node) || !is_filled;
+  second_.next_node = next_node;
+  const std::size_t place = second_.next;
   TORCH_CHECK(
-      next_ < saves_.size() && saved.sizes() == saves_[next_].sizes && saved.scalar_type() == saves_[next_].dtype,
+      place < saves_.size() && saved.sizes() == saves_[place].sizes && saved.scalar_type() == saves_[place].dtype,
       "ebb::checkpoint: run again in backward, the function saved another tensor than the first time (number ",
-      next_ + 1, " of ", saves_.size(), "): it must compute the same each time");
-  if (saves_[next_].alive) {
-    earlier = std::exchange(collected_[next_], saved);
-    saves_[next_].second_version.emplace(saved, AutogradInfo(saved));
+      place + 1, " of ", saves_.size(), "): it must compute the same each time");
+  if (Save& save = saves_[place]; save.alive) {
+    earlier = std::exchange(save.collected, saved);
+    save.second_version.emplace(saved, AutogradInfo(saved));
   }
-  is_left_ = early_stop_ == EarlyStop::kYes && next_ >= last_alive_ && !operation_fills_;
-  ++next_;
-  return is_left_;
+  second_.is_left = early_stop_ == EarlyStop::kYes && place >= second_.last_alive && !second_.operation_fills;
+  ++second_.next;
+  return second_.is_left;
 }
 
 // The tensor that the last second run saved in this place, if the region or its last taker still has the tensor; else
@@ -264,15 +266,14 @@ at::Tensor Region::find(std::size_t place) {
   {
     process_.lock(mutex_, kWhat);
     const MutexLock lock(mutex_, std::adopt_lock);
-    version = saves_[place].second_version;
-    if (place < collected_.size() && collected_[place]) {
-      tensor = *collected_[place];
-      if (version->holds()) {
-        collected_[place].reset();
-        saves_[place].taken.remember(tensor);
-      }
-    } else {
-      taken = saves_[place].taken;
+    Save& save = saves_[place];
+    version = save.second_version;
+    tensor = save.collected;
+    if (!tensor.defined()) {
+      taken = save.taken;
+    } else if (version->holds()) {
+      save.collected.reset();
+      save.taken.remember(tensor);
     }
   }
   if (!tensor.defined()) {
@@ -285,10 +286,13 @@ at::Tensor Region::find(std::size_t place) {
 }
 
 at::Tensor Region::take(std::size_t place) {
+  if (!first_run_is_over_) {
+    refuse_backward_inside();
+  }
   if (at::Tensor tensor = find(place); tensor.defined()) {
     return tensor;
   }
-  if (planned_ != nullptr) {
+  if (planned_) {
     planned_->needed();
   }
   process_.lock(run_mutex_, kWhat);
@@ -305,7 +309,7 @@ at::Tensor Region::take(std::size_t place) {
 }
 
 void Region::drop(std::size_t place) {
-  std::optional<at::Tensor> unwanted;  // destroyed after the lock is released
+  at::Tensor unwanted;  // destroyed after the lock is released
   if (!process_.forked()) {
     mutex_.lock();
   } else if (!mutex_.try_lock()) {  // no thread of a forked child would ever release the lock
@@ -314,45 +318,44 @@ void Region::drop(std::size_t place) {
   const MutexLock lock(mutex_, std::adopt_lock);
   saves_[place].alive = false;
   saves_[place].taken = {};
-  if (place < collected_.size()) {
-    unwanted = std::exchange(collected_[place], std::nullopt);
+  unwanted = std::exchange(saves_[place].collected, {});
+}
+
+std::vector<at::Tensor> Region::unpack_inputs() {
+  std::vector<at::Tensor> inputs;
+  for (const Input& input : inputs_) {
+    const std::size_t place = inputs.size();
+    TORCH_CHECK(!has_been_replaced(input), "ebb::checkpoint: input ", place + 1,
+                " has been given other data (set_data) or another storage since the "
+                "function ran; the second run in backward would compute something else");
+    if (input.same < place) {  // a function may ask whether two inputs are one tensor
+      inputs.push_back(inputs[input.same]);
+      continue;
+    }
+    const at::Tensor tensor = input.saved.unpack();
+    inputs.push_back(tensor.defined() ? tensor.detach().requires_grad_(input.needs_gradient) : tensor);
   }
+  return inputs;
 }
 
 void Region::run_again() {
-  std::optional<RegionInStep::SecondRun> planned;
-  if (planned_ != nullptr) {
-    planned.emplace(*planned_);
-  }
-  std::vector<at::Tensor> inputs;
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    TORCH_CHECK(!input_memory_[i].has_been_replaced(), "ebb::checkpoint: input ", i + 1,
-                " has been given other data (set_data) or another storage since the "
-                "function ran; the second run in backward would compute something else");
-    if (same_input_[i] < i) {  // a function may ask whether two inputs are one tensor
-      inputs.push_back(inputs[same_input_[i]]);
-      continue;
-    }
-    const at::Tensor input = inputs_[i].unpack();
-    inputs.push_back(input.defined() ? input.detach().requires_grad_(input_needs_gradient_[i]) : input);
-  }
+  const StepRecorder::ClockPause pause = planned_ ? planned_->pause() : StepRecorder::ClockPause(nullptr);
+  const std::vector<at::Tensor> inputs = unpack_inputs();
   {
     const MutexLock lock(mutex_);
-    next_ = 0;
-    is_left_ = operation_fills_ = false;
-    collected_.resize(saves_.size());
-    last_alive_ = saves_.size() - 1;
-    while (last_alive_ > 0 && !saves_[last_alive_].alive) {
-      --last_alive_;
+    second_ = {.last_alive = saves_.size() - 1};
+    while (second_.last_alive > 0 && !saves_[second_.last_alive].alive) {
+      --second_.last_alive;
     }
   }
-  SettingInForce as_in_forward(setting_, draws_ ? Random::kToo : Random::kLeftAlone);
+  SettingInForce as_in_forward(setting_);
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
-  const Run second(shared_from_this(), Which::kSecondRun);
+  const auto second = GuardScope::enter(
+      nullptr, [region = shared_from_this()](const auto&) { return std::make_unique<SecondRunsSave>(region); });
   const auto put_random_state_back_if_left = [&] {  // the function may not have put it back itself
     const MutexLock lock(mutex_);
-    if (is_left_) {
+    if (second_.is_left) {
       as_in_forward.put_random_state_back();
     }
   };
@@ -365,29 +368,21 @@ void Region::run_again() {
     }
   }
   put_random_state_back_if_left();
-  if (planned) {
-    planned->saves(collected_bytes(inputs));
+  if (planned_) {
+    std::vector<at::Tensor> collected;
+    {
+      const MutexLock lock(mutex_);
+      for (const Save& save : saves_) {
+        if (save.collected.defined()) {
+          collected.push_back(save.collected);
+        }
+      }
+    }
+    planned_->second_run_saved(collected, inputs);
   }
 }
 
-// The bytes of the storages that the second run has saved, each counted once, without the inputs' storages and those
-// that are never moved.
-std::uint64_t Region::collected_bytes(const std::vector<at::Tensor>& inputs) {
-  std::set<const c10::StorageImpl*> seen;
-  for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.has_storage()) {
-      seen.insert(input.storage().unsafeGetStorageImpl());
-    }
-  }
-  std::uint64_t bytes = 0;
-  const MutexLock lock(mutex_);
-  for (const std::optional<at::Tensor>& each : collected_) {
-    if (each && planned_->may_move(*each) && seen.insert(each->storage().unsafeGetStorageImpl()).second) {
-      bytes += each->storage().nbytes();
-    }
-  }
-  return bytes;
-}
+}  // namespace
 
 std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
                                    EarlyStop early_stop) {
@@ -395,7 +390,7 @@ std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vec
     return function(inputs);
   }
   install_engine();
-  return Region::run(Region::make(std::move(function), inputs, early_stop), inputs);
+  return std::make_shared<Region>(std::move(function), inputs, early_stop)->run(inputs);
 }
 
 }  // namespace ebb

@@ -1,27 +1,18 @@
 #include "offload/autograd/region_in_step.h"
 
-#include <utility>
+#include <set>
 
+#include "offload/base/autograd_info.h"
+#include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/saved_storage.h"
 
 namespace ebb {
 
-std::unique_ptr<RegionInStep> RegionInStep::ask(const GuardScope::Target& target,
-                                                const std::vector<at::Tensor>& inputs) {
-  PlanFollower* const plans = target.runtime->plans();
-  if (plans == nullptr) {
-    return nullptr;
-  }
-  const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
-  return std::unique_ptr<RegionInStep>(new RegionInStep(target.runtime, step, plans->region_begins(inputs, *step)));
-}
-
-RegionInStep::RegionInStep(std::shared_ptr<Runtime> runtime, std::shared_ptr<SavedStep> step,
-                           PlanFollower::RegionsPlace place)
-    : runtime_(std::move(runtime)),
-      step_(std::move(step)),
-      place_(std::move(place)),
+RegionInStep::RegionInStep(const GuardScope::Target& target, const std::vector<at::Tensor>& inputs)
+    : runtime_(target.runtime),
+      step_(target.scope->step(runtime_)),
+      place_(runtime_->plans()->region_begins(inputs, *step_)),
       saves_(new RegionSaves{.ordinal = place_.ordinal, .table = {}}) {}
 
 RegionInStep::~RegionInStep() {
@@ -49,11 +40,24 @@ void RegionInStep::needed() {
   }
 }
 
-void RegionInStep::SecondRun::saves(std::uint64_t bytes) {
-  region_.held_.reset();
-  region_.held_.emplace(region_.runtime_->residency().ledger().hold(bytes, DeviceAccount::Held::What::kRecomputed));
-  if (region_.place_.recorder != nullptr) {
-    region_.place_.recorder->region_saves(region_.place_.index, bytes);
+void RegionInStep::second_run_saved(const std::vector<at::Tensor>& saved, const std::vector<at::Tensor>& inputs) {
+  std::set<const c10::StorageImpl*> seen;  // each counts once, and the inputs' not at all
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.has_storage()) {
+      seen.insert(input.storage().unsafeGetStorageImpl());
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (const at::Tensor& each : saved) {
+    const bool may_move = !runtime_->exclusions().reason(each, AutogradInfo(each));
+    if (may_move && seen.insert(each.storage().unsafeGetStorageImpl()).second) {
+      bytes += each.storage().nbytes();
+    }
+  }
+  held_.reset();
+  held_.emplace(runtime_->residency().ledger().hold(bytes, DeviceAccount::Held::What::kRecomputed));
+  if (place_.recorder != nullptr) {
+    place_.recorder->region_saves(place_.index, bytes);
   }
 }
 

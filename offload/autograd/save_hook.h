@@ -7,39 +7,52 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include "offload/accounts/device_account.h"
 #include "offload/autograd/guard_scope.h"
-#include "offload/autograd/packed.h"
 #include "offload/recompute/recipe_input.h"
-#include "offload/saving/region_saves.h"
+#include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
 
-// The hook of one save. Autograd owns it through the SavedVariable, so its destructor is the exact end of the save, and
-// no table can outlive it.
+struct RegionSaves;
+
+// Note [CUDA graphs]
+// A captured graph holds addresses, and ebb does not know when the graph is replayed. So tensors that are saved while
+// the current stream is captured stay as they are, in the graph's own memory, whatever a policy or a plan would say. A
+// storage that left the device before the capture began cannot be unpacked during the capture, which is one clear
+// error. A storage that has not left the device can be unpacked.
+
+// The hook of one save, with all that is known of the save. Autograd owns the hook through the SavedVariable, so the
+// hook's destructor is the exact end of the save, and no table can outlive it.
 //
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public RecipeInputHook {
  public:
-  // `target`, `region`: as for the constructor of Packed, but the target's scope must live until call_pack_hook
-  // returns.
+  // `target`: where the save goes; its runtime is not null, and its scope must live until call_pack_hook returns.
+  // `region`: the checkpointed region that runs and whose saves stay, whatever the policy would say; null for none.
   explicit SaveHook(GuardScope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
       : target_(std::move(target)), region_(std::move(region)) {}
+  ~SaveHook() override;
 
-  void call_pack_hook(const at::Tensor& tensor) override {
-    const GuardScope::Target target = std::exchange(target_, {});
-    const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
-    packed_.emplace(tensor, target, region.get());
-  }
-  at::Tensor call_unpack_hook() override { return packed_->unpack(); }
+  // Throws what Runtime::save throws, and c10::Error in a forked child.
+  void call_pack_hook(const at::Tensor& tensor) override;
+
+  // The tensor that was saved, ready for work on the calling thread's current stream. Where the device has no memory,
+  // other storages are evicted, and what they leave is tried. Throws c10::Error if the tensor has been written to since
+  // it was saved, and what SavedStorage::Use::get throws.
+  at::Tensor call_unpack_hook() override;
+
   // Null too where a dispatch mode saw the operation, and may have changed what the operation computed.
   std::unique_ptr<SavedTensor> for_recipe() const override {
-    return packed_ && !was_in_mode_ ? packed_->for_recipe() : nullptr;
+    return saved_ && !was_in_mode_ ? saved_->for_recipe() : nullptr;
   }
 
  private:
   GuardScope::Target target_;  // empty once packed, as is region_
   std::shared_ptr<RegionSaves> region_;
-  std::optional<Packed> packed_;  // set once packed
+  std::shared_ptr<Runtime> runtime_;         // once packed; null where the save is passed through
+  std::optional<SavedTensor> saved_;         // once packed
+  std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
   const bool was_in_mode_ = c10::impl::TorchDispatchModeTLS::any_modes_set();
 };
 

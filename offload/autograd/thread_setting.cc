@@ -6,7 +6,6 @@
 #include <mutex>
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include "offload/base/log.h"
@@ -14,45 +13,38 @@
 namespace ebb {
 namespace {
 
-constexpr std::array kAutocastDevices{at::kCPU, at::kCUDA};
-
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-std::vector<at::Generator> generators_in_use() {
-  std::vector<at::Generator> generators{at::globalContext().defaultGenerator(c10::Device(c10::kCPU))};
+}  // namespace
+
+ThreadSetting::ThreadSetting() {
+  const auto add = [this](c10::Device device) {
+    const at::Generator& generator = at::globalContext().defaultGenerator(device);
+    random_.push_back({generator, state_of(generator)});
+  };
+  add(c10::kCPU);
   const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
   const int gpus = at::globalContext().hasCUDA() ? cuda.deviceCount() : 0;
   for (int gpu = 0; gpu < gpus; ++gpu) {
-    if (cuda.hasPrimaryContext(static_cast<c10::DeviceIndex>(gpu))) {
-      const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
-      generators.push_back(at::globalContext().defaultGenerator(device));
+    const auto index = static_cast<c10::DeviceIndex>(gpu);
+    if (cuda.hasPrimaryContext(index)) {
+      add(c10::Device(c10::kCUDA, index));
     }
   }
-  return generators;
 }
 
-}  // namespace
-
-ThreadSetting::ThreadSetting() : autocast_caches_(at::autocast::is_autocast_cache_enabled()) {
-  for (const at::Generator& generator : generators_in_use()) {
-    random_.push_back({generator, state_of(generator)});
-  }
-  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
-    autocast_.at(i) = {at::autocast::is_autocast_enabled(kAutocastDevices.at(i)),
-                       at::autocast::get_autocast_dtype(kAutocastDevices.at(i))};
-  }
-}
-
-bool ThreadSetting::random_state_is_unchanged() const {
+void ThreadSetting::forget_unchanged_random_state() {
   const auto is_same = [](const RandomState& each) {
     const at::Tensor now = state_of(each.generator);  // compared without an operation, which dispatch modes would see
     return now.nbytes() == each.state.nbytes() &&
            std::memcmp(now.const_data_ptr(), each.state.const_data_ptr(), now.nbytes()) == 0;
   };
-  return std::ranges::all_of(random_, is_same);
+  if (std::ranges::all_of(random_, is_same)) {
+    random_.clear();
+  }
 }
 
 void ThreadSetting::put_random_state_in_force() const {
@@ -64,22 +56,20 @@ void ThreadSetting::put_random_state_in_force() const {
 }
 
 void ThreadSetting::put_autocast_in_force() const {
-  for (std::size_t i = 0; i < kAutocastDevices.size(); ++i) {
-    at::autocast::set_autocast_enabled(kAutocastDevices.at(i), autocast_.at(i).enabled);
-    at::autocast::set_autocast_dtype(kAutocastDevices.at(i), autocast_.at(i).dtype);
+  for (const Autocast& each : autocast_) {
+    at::autocast::set_autocast_enabled(each.device, each.enabled);
+    at::autocast::set_autocast_dtype(each.device, each.dtype);
   }
   at::autocast::set_autocast_cache_enabled(autocast_caches_);
 }
 
-SettingInForce::SettingInForce(const ThreadSetting& setting, Random random) : random_(random) {
-  if (random_ == Random::kToo) {  // first: it may throw
-    setting.put_random_state_in_force();
-  }
+SettingInForce::SettingInForce(const ThreadSetting& setting) : puts_random_state_back_(!setting.random_.empty()) {
+  setting.put_random_state_in_force();  // first: it may throw
   setting.put_autocast_in_force();
 }
 
 SettingInForce::~SettingInForce() {
-  if (random_ == Random::kToo) {
+  if (puts_random_state_back_) {
     try {
       before_.put_random_state_in_force();
     } catch (const std::exception&) {

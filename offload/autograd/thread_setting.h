@@ -1,9 +1,9 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
@@ -16,15 +16,16 @@ class ThreadSetting {
  public:
   ThreadSetting();
 
-  // Whether nobody has drawn random numbers since the ThreadSetting was made.
-  [[nodiscard]] bool random_state_is_unchanged() const;
+  // Forgets the random state if nobody has drawn random numbers since the ThreadSetting was made.
+  void forget_unchanged_random_state();
 
  private:
   friend class SettingInForce;
 
   struct Autocast {
-    bool enabled = false;
-    at::ScalarType dtype = at::kBFloat16;
+    c10::DeviceType device;
+    bool enabled = at::autocast::is_autocast_enabled(device);
+    at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   };
   struct RandomState {
     at::Generator generator;
@@ -34,28 +35,26 @@ class ThreadSetting {
   void put_random_state_in_force() const;
   void put_autocast_in_force() const;
 
-  std::vector<RandomState> random_;
-  std::array<Autocast, 2> autocast_;
-  bool autocast_caches_;
+  std::vector<RandomState> random_;  // empty once forgotten
+  std::array<Autocast, 2> autocast_{{{at::kCPU}, {at::kCUDA}}};
+  bool autocast_caches_ = at::autocast::is_autocast_cache_enabled();
 };
 
-enum class Random : std::uint8_t { kToo, kLeftAlone };
-
-// Puts a setting in force, and puts the previous setting back at its end. With Random::kToo other threads must not draw
-// random numbers meanwhile, because the whole process shares the generators.
+// Puts a setting in force, and puts the previous setting back at its end. Where the setting has a random state, other
+// threads must not draw random numbers meanwhile, because the whole process shares the generators.
 class SettingInForce {
  public:
-  SettingInForce(const ThreadSetting& setting, Random random);
+  explicit SettingInForce(const ThreadSetting& setting);
   ~SettingInForce();
   SettingInForce(const SettingInForce&) = delete;
   SettingInForce& operator=(const SettingInForce&) = delete;
 
-  // Has the end put the random state back, too.
-  void put_random_state_back() { random_ = Random::kToo; }
+  // Has the end put the random state back in any case.
+  void put_random_state_back() { puts_random_state_back_ = true; }
 
  private:
   const ThreadSetting before_;
-  Random random_;
+  bool puts_random_state_back_;
 };
 
 }  // namespace ebb

@@ -6,10 +6,6 @@
 
 #include "offload/base/libtorch.h"
 
-namespace torch::autograd {
-struct Node;
-}
-
 namespace ebb {
 
 // Whether the node is that of a torch::autograd::Function, or of a Function of Python's.

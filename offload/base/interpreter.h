@@ -25,41 +25,36 @@ namespace ebb {
 struct Interpreter {
   // Releases the lock if the calling thread has it, and returns the argument for take_back. Returns null if the thread
   // does not have the lock.
-  void* (*let_go)() = nullptr;
-  void (*take_back)(void*) = nullptr;
+  void* (*let_go)();
+  void (*take_back)(void*);
 
   // How many references there are to a living object. Called with the lock or without, and takes no lock.
-  std::size_t (*references)(const void* object) = nullptr;
+  std::size_t (*references)(const void* object);
 
   // As the functions of these names below. Called with the lock or without.
-  void (*leave_function)() = nullptr;
-  bool (*is_leaving)(const std::exception_ptr& thrown) = nullptr;
+  void (*leave_function)();
+  bool (*is_leaving)(const std::exception_ptr& thrown);
+
+  static inline std::atomic<const Interpreter*> here{nullptr};  // null for none; never destroyed
 };
-void set_interpreter(Interpreter interpreter);
+void set_interpreter(const Interpreter& interpreter);
 
 // While a WithoutInterpreterLock lives, the calling thread does not have the interpreter's lock.
 class WithoutInterpreterLock {
  public:
-  WithoutInterpreterLock() : held_(let_go_ == nullptr ? nullptr : let_go_.load()()) {}
+  WithoutInterpreterLock() : held_(interpreter_ == nullptr ? nullptr : interpreter_->let_go()) {}
   ~WithoutInterpreterLock() {
     if (held_ != nullptr) {
-      take_back_.load(std::memory_order_relaxed)(held_);
+      interpreter_->take_back(held_);
     }
   }
   WithoutInterpreterLock(const WithoutInterpreterLock&) = delete;
   WithoutInterpreterLock& operator=(const WithoutInterpreterLock&) = delete;
 
  private:
-  friend void set_interpreter(Interpreter interpreter);
-  static inline std::atomic<void* (*)()> let_go_{nullptr};
-  static inline std::atomic<void (*)(void*)> take_back_{nullptr};
-
+  const Interpreter* const interpreter_ = Interpreter::here;
   void* const held_;  // null where there is nothing to take back
 };
-
-// Whether LibTorch has the only reference to a living object of the interpreter's. False without an Interpreter. Takes
-// no lock.
-[[nodiscard]] bool is_idle(const void* object);
 
 // Leaves a checkpointed function that runs again, from inside of it. What is thrown is no std::exception, or in an
 // interpreter no error of those that programs catch: a function that handles its own errors takes it for none of them.

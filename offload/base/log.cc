@@ -5,25 +5,20 @@
 #include <spdlog/spdlog.h>
 
 namespace ebb {
-
 namespace {
 
+std::atomic<bool> is_over{false};
+
 // An object that is made after spdlog's registry, and so destroyed before the registry.
-class LogsEnd {
- public:
+struct LogsEnd {
   LogsEnd() { (void)spdlog::default_logger_raw(); }
-  ~LogsEnd() { over_ = true; }
+  ~LogsEnd() { is_over = true; }
   LogsEnd(const LogsEnd&) = delete;
   LogsEnd& operator=(const LogsEnd&) = delete;
-
-  [[nodiscard]] static bool over() { return over_; }
-
- private:
-  static inline std::atomic<bool> over_{false};
 };
 
 void log(spdlog::level::level_enum level, std::string_view message) noexcept {
-  if (LogsEnd::over()) {
+  if (is_over) {
     return;
   }
   try {
@@ -42,6 +37,6 @@ void log_debug(std::string_view message) noexcept { log(spdlog::level::debug, me
 
 void keep_log_alive() { static const LogsEnd logs_end; }
 
-bool debug_log_wanted() { return !LogsEnd::over() && spdlog::should_log(spdlog::level::debug); }
+bool debug_log_wanted() { return !is_over && spdlog::should_log(spdlog::level::debug); }
 
 }  // namespace ebb

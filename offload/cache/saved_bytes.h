@@ -124,7 +124,7 @@ class SavedBytes {
   // Lets go of the source, which `recipe` makes again.
   [[nodiscard]] Dropped drop(std::unique_ptr<Recipe> recipe);
 
-  // The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in packed.h.
+  // The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in save_hook.h.
   // `source`: of Source::lock().
   [[nodiscard]] c10::Storage for_capture(const c10::Storage& source) const;
 

@@ -22,33 +22,26 @@ namespace {
 // The decider whose policy the calling thread runs; null for none.
 thread_local const Decider* asking_here = nullptr;
 
-std::shared_ptr<Policy> policy_of(const Options& options) {
-  return options.policy != nullptr ? options.policy : minimum_size(kDefaultMinimumBytes);
-}
-
 }  // namespace
 
 Decider::Decider(const Options& options, Steps& steps, Residency& residency)
     : steps_(steps),
       residency_(residency),
       plans_(options.device_budget ? std::make_unique<PlanFollower>(options, steps, residency) : nullptr),
-      policy_(options.device_budget ? nullptr : policy_of(options)),
+      policy_(options.device_budget       ? nullptr
+              : options.policy != nullptr ? options.policy
+                                          : minimum_size(kDefaultMinimumBytes)),
       needs_operation_(policy_ == nullptr || policy_->needs_operation()),
       needs_recipes_(policy_ == nullptr || policy_->needs_recompute()),
       least_bytes_(policy_ == nullptr ? options.planned_minimum_bytes : policy_->least_bytes()) {}
 
 Decider::~Decider() = default;
 
-DeviceAccount::Held::What Decider::passed_through() const {
-  using What = DeviceAccount::Held::What;
-  return plans_ != nullptr ? What::kPassedThroughBesidePlan : What::kPassedThrough;
-}
-
-bool Decider::may_compute(const GraphRecipe& recipe) const {
-  return plans_ == nullptr || plans_->leaves().may_compute(recipe);
-}
-
-Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step, const GraphRecipe* recipe) {
+Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step) {
+  std::unique_ptr<GraphRecipe> recipe = needs_recipes_ ? GraphRecipe::find(tensor) : nullptr;
+  if (recipe != nullptr && plans_ != nullptr && !plans_->leaves().may_compute(*recipe)) {
+    recipe = nullptr;
+  }
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -59,7 +52,9 @@ Decision Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedSte
     candidate.operation = operation;
   }
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
-  return plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+  const Decision decision =
+      plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe.get()) : ask_policy(candidate, step);
+  return {decision, std::move(recipe)};
 }
 
 Decision Decider::ask_policy(Candidate& candidate, SavedStep& step) {

@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/accounts/device_account.h"
 #include "offload/options.h"
 #include "offload/stats.h"
 #include "policy/policy.h"
@@ -40,18 +39,13 @@ class Decider {
   // Storages with fewer bytes are kept, and `decide` is not asked about them.
   [[nodiscard]] std::uint64_t least_bytes() const { return least_bytes_; }
 
-  // How the bytes of such a storage count.
-  [[nodiscard]] DeviceAccount::Held::What passed_through() const;
-
-  // Whether `decide` is to be given this recipe, and whether it is to be given any.
-  [[nodiscard]] bool may_compute(const GraphRecipe& recipe) const;
-  [[nodiscard]] bool needs_recipes() const { return needs_recipes_; }
-
+  struct Decided {
+    Decision decision;
+    std::unique_ptr<GraphRecipe> recipe;  // how to make the storage's bytes again; null for none, or none looked for
+  };
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
-  // `recipe`: how to make the storage's bytes again; null where there is no recipe, or none was looked for. Throws what
-  // the policy throws, and c10::Error where a budget cannot be met.
-  [[nodiscard]] Decision decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                                const GraphRecipe* recipe);
+  // Throws what the policy throws, and c10::Error where a budget cannot be met.
+  [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step);
 
   // Says that a backward pass begins on this thread, probably on `step`. Returns whether the first copies in should
   // start at once: under a plan, or where steps wait for copies, unless another of the thread's steps is in use, which

@@ -1,8 +1,5 @@
 #include "offload/saving/exclusions.h"
 
-#include <ATen/core/Tensor.h>
-
-#include "offload/base/autograd_info.h"
 #include "offload/base/managed_key.h"
 
 namespace ebb {
@@ -28,7 +25,7 @@ void Exclusions::add(const at::Tensor& tensor) {
   }
 }
 
-std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
+std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor, const AutogradInfo& info) {
   if (!is_plain(tensor)) {
     return KeptReason::kUnmovable;
   }
@@ -40,12 +37,12 @@ std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
     return KeptReason::kEmpty;
   }
   if (is_managed(tensor)) {  // the bytes come and go by themselves
-    return is_parameter(tensor) ? KeptReason::kParameter : KeptReason::kExcluded;
+    return is_parameter(tensor, info) ? KeptReason::kParameter : KeptReason::kExcluded;
   }
   if (storage.data() == nullptr) {  // a ZeroTensor has sizes and no memory
     return KeptReason::kUnmovable;
   }
-  if (is_parameter(tensor)) {
+  if (is_parameter(tensor, info)) {
     return KeptReason::kParameter;
   }
   if (excluded_.contains(storage)) {
@@ -54,11 +51,10 @@ std::optional<KeptReason> Exclusions::reason(const at::Tensor& tensor) {
   if (storage.data_ptr().get_context() == nullptr) {  // LibTorch does not own the memory, and could not free it
     return KeptReason::kNonOwning;
   }
-  return std::nullopt;
+  return storage.nbytes() < least_bytes_ ? std::optional(KeptReason::kPolicy) : std::nullopt;
 }
 
-bool Exclusions::is_parameter(const at::Tensor& tensor) {
-  const AutogradInfo info(tensor);
+bool Exclusions::is_parameter(const at::Tensor& tensor, const AutogradInfo& info) {
   bool found = is_trained_leaf(info);
   if (info.is_view()) {
     // A view of an activation that was made without gradients (in a function's forward, say) looks like a trained leaf.

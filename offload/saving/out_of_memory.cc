@@ -33,14 +33,10 @@ class Served {
     const MutexLock lock(mutex_);
     std::erase_if(offloaders_, [](const auto& each) { return each.expired(); });
     offloaders_.push_back(runtime);
-    any_ = true;
   }
 
   [[nodiscard]] std::vector<std::shared_ptr<Runtime>> on(c10::Device device) {
     std::vector<std::shared_ptr<Runtime>> found;
-    if (!any_) {
-      return found;
-    }
     {
       const MutexLock lock(mutex_);
       for (const auto& each : offloaders_) {
@@ -55,7 +51,6 @@ class Served {
   }
 
  private:
-  std::atomic<bool> any_{false};
   Mutex mutex_;
   std::vector<std::weak_ptr<Runtime>> offloaders_ EBB_GUARDED_BY(mutex_);
 };
@@ -167,20 +162,6 @@ class MakeRoom final : public c10::FreeMemoryCallback {
   }
 };
 
-}  // namespace
-}  // namespace ebb
-
-namespace c10 {
-
-// Registered when the program starts, because the registry has no lock.
-using ebb::MakeRoom;
-REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
-
-}  // namespace c10
-
-namespace ebb {
-namespace {
-
 // LibTorch's own allocator, ready to be listened to; null for others (cudaMallocAsync and the user's), which never ask.
 c10::cuda::CUDACachingAllocator::CUDAAllocator* allocator_that_asks() {
   auto* const allocator = c10::cuda::CUDACachingAllocator::get();
@@ -217,3 +198,11 @@ void learn_request_sizes() {
 }
 
 }  // namespace ebb
+
+namespace c10 {
+
+// Registered when the program starts, because the registry has no lock.
+using ebb::MakeRoom;
+REGISTER_FREE_MEMORY_CALLBACK(ebb_make_room, MakeRoom)
+
+}  // namespace c10

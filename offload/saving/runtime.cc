@@ -4,26 +4,19 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include <c10/util/ScopeExit.h>
 
-#include "offload/accounts/summary.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/recompute/graph_recipe.h"
-#include "offload/saving/out_of_memory.h"
-#include "offload/saving/region_saves.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
 
 namespace ebb {
-namespace {
-
-std::uint64_t storage_bytes(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
-
-}  // namespace
 
 Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : options_(std::move(options)),
@@ -32,87 +25,50 @@ Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Tr
               .window_bytes = options_.window_bytes}),
       residency_(options_.record_timeline, std::move(tier), std::move(trace)),
       decider_(options_, steps_, residency_),
-      exclusions_(residency_.tier().device()) {}
+      exclusions_(residency_.tier().device(), decider_.least_bytes()) {}
 
-void Runtime::log_summary() noexcept {
-  if (residency_.ledger().counters().steps < kEnoughSteps) {
-    return;
+std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tensor, KeptReason reason) {
+  const bool has_bytes = reason != KeptReason::kUnmovable && tensor.has_storage();
+  const std::uint64_t bytes = has_bytes ? tensor.storage().nbytes() : 0;
+  Ledger& ledger = residency_.ledger();
+  ledger.expect_request(bytes);
+  ledger.counters().saved.add(bytes);
+  ledger.counters().kept[static_cast<std::size_t>(reason)].add(bytes);
+  if (reason != KeptReason::kPolicy) {
+    return std::nullopt;
   }
-  try {
-    const Stats now = stats();
-    log_info(summary(now));
-    for (const std::string& warning : decider_.warnings(now)) {
-      log_warning(warning);
-    }
-  } catch (...) {  // no memory for the summary, or a logger that throws
-  }
-}
-
-std::vector<TraceSpan> Runtime::take_trace() {
-  if (residency_.trace() == nullptr) {
-    return {};
-  }
-  tier().update_trace();
-  return residency_.trace()->take();
-}
-
-std::optional<KeptReason> Runtime::passed_through(const at::Tensor& tensor) {
-  const std::optional<KeptReason> never_moved = exclusions_.reason(tensor);
-  return never_moved || storage_bytes(tensor) >= decider_.least_bytes() ? never_moved : KeptReason::kPolicy;
-}
-
-void Runtime::count_kept(KeptReason reason, const at::Tensor& tensor) {
-  const std::uint64_t bytes = reason == KeptReason::kUnmovable ? 0 : storage_bytes(tensor);
-  residency_.ledger().expect_request(bytes);
-  residency_.ledger().counters().saved.add(bytes);
-  residency_.ledger().counters().kept[static_cast<std::size_t>(reason)].add(bytes);
-}
-
-// The storage's SavedStorage, and whether it is new.
-std::pair<std::shared_ptr<SavedStorage>, bool> Runtime::enter(StorageTable& table, const at::Tensor& tensor,
-                                                              const std::shared_ptr<SavedStep>& step) {
-  const c10::Storage& storage = tensor.storage();
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  return table.find_or_insert(storage, VersionId(version), [&] {
-    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, version);
-  });
-}
-
-void Runtime::count_save(const SavedStorage& saved, bool is_new) {
-  Counters& counters = residency_.ledger().counters();
-  counters.saved.add(saved.bytes());
-  if (!is_new) {
-    counters.deduplicated.add(saved.bytes());
-  }
+  using What = DeviceAccount::Held::What;
+  return ledger.hold(bytes, plans() == nullptr ? What::kPassedThrough : What::kPassedThroughBesidePlan);
 }
 
 std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            Start start) {
-  residency_.ledger().expect_request(storage_bytes(tensor));
-  const auto [saved, is_new] = enter(steps_.table(), tensor, step);
+                                            bool is_filled, RegionSaves* region) {
+  Counters& counters = residency_.ledger().counters();
+  const c10::Storage& storage = tensor.storage();
+  residency_.ledger().expect_request(storage.nbytes());
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const VersionId version(counter);
+  std::shared_ptr<SavedStorage> saved = region == nullptr ? nullptr : steps_.table().find(storage, version);
+  bool is_new = false;
+  if (saved == nullptr) {
+    StorageTable& table = region == nullptr ? steps_.table() : region->table;
+    std::tie(saved, is_new) = table.find_or_insert(storage, version, [&] {
+      return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter);
+    });
+  }
   if (is_new) {
-    auto failed = c10::make_scope_exit([&saved = saved] { saved->stays(); });  // another thread may share the storage
-    place(saved, tensor, *step, start);
+    auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
+    if (region == nullptr) {
+      place(saved, tensor, *step, is_filled);
+    } else {
+      saved->enter_step(region->ordinal, nullptr, 0);
+      stay(*saved, KeptReason::kPolicy);
+    }
     failed.release();
+  } else {
+    counters.deduplicated.add(saved->bytes());
   }
-  count_save(*saved, is_new);
-  return saved;
-}
-
-std::shared_ptr<SavedStorage> Runtime::keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            RegionSaves& region) {
-  residency_.ledger().expect_request(storage_bytes(tensor));
-  const VersionId version(tensor.unsafeGetTensorImpl()->version_counter());
-  if (std::shared_ptr<SavedStorage> known = steps_.table().find(tensor.storage(), version)) {
-    count_save(*known, /*is_new=*/false);
-    return known;
-  }
-  const auto [saved, is_new] = enter(region.table, tensor, step);
-  if (is_new) {
-    saved->enter_step(region.ordinal, nullptr, 0);
-    stay(*saved, KeptReason::kPolicy);
-  }
-  count_save(*saved, is_new);
+  counters.saved.add(saved->bytes());
   return saved;
 }
 
@@ -125,13 +81,9 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 }
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
-                    Start start) {
+                    bool is_filled) {
   const std::uint64_t bytes = saved->bytes();
-  std::unique_ptr<GraphRecipe> recipe = decider_.needs_recipes() ? GraphRecipe::find(tensor) : nullptr;
-  if (recipe != nullptr && !decider_.may_compute(*recipe)) {
-    recipe = nullptr;
-  }
-  const Decision decision = decider_.decide(tensor, *saved, step, recipe.get());
+  auto [decision, recipe] = decider_.decide(tensor, *saved, step);
   if (decision == Decision::kRecompute && recipe != nullptr) {
     residency_.ledger().count_dropped(bytes);
     saved->drop(std::move(recipe));
@@ -141,7 +93,10 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     stay(*saved, KeptReason::kPolicy);
     return;
   }
-  check_window(bytes);
+  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
+              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
+              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
+              "tensors by a policy or a NoOpGuard.");
   std::optional<Block> block = tier().try_acquire(bytes);
   warn_if_host_memory_is_short();
   if (!block) {
@@ -151,7 +106,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     }
     return;
   }
-  if (start == Start::kNow) {
+  if (is_filled) {
     saved->offload(*std::move(block), tier().current_stream());
   } else {
     saved->stays();
@@ -160,42 +115,28 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   }
 }
 
-void Runtime::check_window(std::uint64_t bytes) const {
-  TORCH_CHECK(!options_.window_bytes || bytes <= *options_.window_bytes, "ebb: Options::window_bytes is ",
-              human_bytes(options_.window_bytes.value_or(0)), ", but a tensor to offload has ", human_bytes(bytes),
-              ": it could never be prefetched. Set the window to at least the largest tensor's bytes, or keep such "
-              "tensors by a policy or a NoOpGuard.");
-}
-
 std::shared_ptr<ManagedSet> Runtime::managed(const Parameters& how) {
-  if (options_.evict_when_out_of_memory && tier().device().is_cuda()) {
-    learn_request_sizes();  // managed storages fill the device, and leave no room for what nobody has told of
-  }
   const MutexLock lock(making_managed_mutex_);
   std::shared_ptr<ManagedSet> set = managed();
-  if (set != nullptr) {
-    if (is_bound_planned_) {
-      plans()->plans_bound_of(set);
+  if (set == nullptr) {
+    is_bound_planned_ = plans() != nullptr && !how.device_bytes;
+    const std::optional<std::uint64_t> bytes = is_bound_planned_ ? plans()->first_managed_bytes() : how.device_bytes;
+    if (!bytes) {
+      throw std::invalid_argument(
+          "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
+          "memory: say how many bytes of managed tensors may be on the device");
     }
-    return set;
+    set = std::make_shared<ManagedSet>(shared_residency(), steps_,
+                                       ManagedSet::Limits{.device_bytes = *bytes,
+                                                          .prefetch_bytes = how.prefetch_bytes,
+                                                          .minimum_bytes = how.minimum_bytes,
+                                                          .resident_bytes = how.resident_bytes,
+                                                          .states = how.states});
+    serve(set);
   }
-  is_bound_planned_ = plans() != nullptr && !how.device_bytes;
-  const std::optional<std::uint64_t> bytes = is_bound_planned_ ? plans()->first_managed_bytes() : how.device_bytes;
-  if (!bytes) {
-    throw std::invalid_argument(
-        "ebb: Parameters::device_bytes is not set, and Options::device_budget is neither bytes nor a share of free "
-        "memory: say how many bytes of managed tensors may be on the device");
-  }
-  set = std::make_shared<ManagedSet>(shared_residency(), steps_,
-                                     ManagedSet::Limits{.device_bytes = *bytes,
-                                                        .prefetch_bytes = how.prefetch_bytes,
-                                                        .minimum_bytes = how.minimum_bytes,
-                                                        .resident_bytes = how.resident_bytes,
-                                                        .states = how.states});
   if (is_bound_planned_) {
     plans()->plans_bound_of(set);
   }
-  serve(set);
   return set;
 }
 
@@ -228,7 +169,7 @@ void Runtime::reset_stats() {
 
 std::uint64_t Runtime::evictable_bytes() {
   const std::shared_ptr<ManagedSet> managed = this->managed();
-  return residency_.ledger().storages_on_device() + (managed == nullptr ? 0 : managed->held_bytes());
+  return residency_.ledger().account()->storages_bytes() + (managed == nullptr ? 0 : managed->held_bytes());
 }
 
 std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {
@@ -257,13 +198,6 @@ std::uint64_t Runtime::evict(std::uint64_t bytes) noexcept {
     log_warning("a tensor that was kept could not be moved to make room on the device");
   }
   return gone();
-}
-
-void Runtime::drain() {
-  residency().stash().drain();
-  if (const std::shared_ptr<ManagedSet> set = managed()) {
-    set->drain();
-  }
 }
 
 // Reads the kernel's figures only when the pool has asked the system for more memory, because reading takes tens of

@@ -4,11 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/accounts/device_account.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_set.h"
 #include "offload/options.h"
@@ -17,12 +16,17 @@
 #include "offload/saving/exclusions.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
+#include "offload/steps/storage_table.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
 
 namespace ebb {
 
-struct RegionSaves;
+// The saves of one checkpointed region that a plan keeps.
+struct RegionSaves {
+  const std::uint32_t ordinal;  // the region's, as Candidate::ordinal
+  StorageTable table;
+};
 
 // What an Offloader owns, and what the saves made under its guards keep alive after the Offloader: the decider, the
 // steps, and the residency of their storages. A Runtime is always held by a std::shared_ptr, which
@@ -49,6 +53,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool forked() const noexcept { return residency_.forked(); }
   [[nodiscard]] Tier& tier() { return residency_.tier(); }
 
+  // Whether LibTorch's allocator is to ask for memory: Note [Out of memory] in out_of_memory.h.
+  [[nodiscard]] bool serves_allocator() { return options_.evict_when_out_of_memory && tier().device().is_cuda(); }
+
   // The managed storages. Their limits are those of the first call as long as any of its storages lives. Throws
   // std::invalid_argument where nobody says how much of the device they may have.
   [[nodiscard]] std::shared_ptr<ManagedSet> managed(const Parameters& how);
@@ -56,9 +63,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Has evictions ask this set, too, as long as it lives.
   void serve(std::weak_ptr<ManagedSet> set);
-
-  // Makes streams, or on a CPU the calling thread, wait for all copies out, and lets go of what they read.
-  void drain();
 
   // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
   // streams wait, then unclaimed prefetches are cancelled, then managed storages leave, whose bytes mostly have a home
@@ -74,43 +78,26 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Stats stats();
   void reset_stats();
 
-  // Why a save of `tensor` is passed through; nullopt where its storage may move.
-  [[nodiscard]] std::optional<KeptReason> passed_through(const at::Tensor& tensor);
-
-  // Counts a save that passes through. `tensor` need not have a storage.
-  void count_kept(KeptReason reason, const at::Tensor& tensor);
-
-  // When the copy of a newly saved storage starts.
-  enum class Start : std::uint8_t {
-    kNow,
-    kWhenFilled,  // once the operation that saves the storage is over: Note [Saved before it is filled] in
-                  // deferred_copies.h
-  };
+  // Counts a save that passes through. Where the policy had it pass, the result counts the bytes as held on the device
+  // until the save ends; else nullopt. `tensor` need not have a storage.
+  [[nodiscard]] std::optional<DeviceAccount::Held> pass_through(const at::Tensor& tensor, KeptReason reason);
 
   // Saves a movable tensor's storage: finds the SavedStorage of this version, or makes one and has the decider decide.
   // Throws what the decider throws, c10::Error for a storage larger than Options::window_bytes, and what the tier
   // throws if it cannot start the copy out. After an exception the save is as if it had not been made.
+  //
+  // `is_filled`: false where the operation that saves the tensor may fill the tensor afterwards. A copy then starts
+  // once the operation is over (Note [Saved before it is filled] in deferred_copies.h).
+  //
+  // `region`: the checkpointed region that the tensor is saved in, if a plan keeps the region. A storage that is not
+  // saved already then stays, and the policy is not asked. Storages in `region` are unknown outside of the region:
+  // there the policy is asked about them as if the region's function ran a second time.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   Start start = Start::kNow);
-
-  // Saves the storage of a tensor inside a checkpointed region that a plan keeps. A save joins a storage that is saved
-  // already. Any other storage stays, and the policy is not asked. Storages in `region` are unknown outside of the
-  // region: there the policy is asked about them as if the region's function ran a second time.
-  [[nodiscard]] std::shared_ptr<SavedStorage> keep(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   RegionSaves& region);
-
-  [[nodiscard]] std::vector<TraceSpan> take_trace();
-
-  // Logs the summary and the decider's warnings, at the Offloader's end.
-  void log_summary() noexcept;
+                                                   bool is_filled = true, RegionSaves* region = nullptr);
 
  private:
-  std::pair<std::shared_ptr<SavedStorage>, bool> enter(StorageTable& table, const at::Tensor& tensor,
-                                                       const std::shared_ptr<SavedStep>& step);
-  void count_save(const SavedStorage& saved, bool is_new);
   void stay(SavedStorage& saved, KeptReason reason);
-  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, Start start);
-  void check_window(std::uint64_t bytes) const;
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled);
   void warn_if_host_memory_is_short();
 
   const Options options_;

@@ -25,31 +25,23 @@ using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 const torch::autograd::Node* current_node() { return torch::autograd::get_current_node().get(); }
 
 struct Entry {
-  Impl tensor;                        // null if AccumulateGrad may take it over; always null for Handing::kCopied
-  WeakTensor handed;                  // the same tensor
-  c10::Storage memory;                // of the tensor
-  WeakTensor saved;                   // null once nobody has the saved tensor, whose version counter this keeps alive
+  Impl tensor;          // null if AccumulateGrad may take it over; always null for Handing::kCopied
+  WeakTensor handed;    // the same tensor
+  c10::Storage memory;  // of the tensor
+  LentFrom from;        // `saved` is null once nobody has that tensor, whose version counter it keeps alive
   const torch::autograd::Node* node;  // to which the tensor was lent. Only to compare
   std::thread::id thread;             // on which the node ran
-  const void* save;                   // LentFrom::save
-  bool is_view;                       // LentFrom::is_view
-  bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `saved` are null
+  bool is_nobodys = false;            // may_be_taken_over; from then on `tensor` and `from.saved` are null
 
   [[nodiscard]] bool is_unused() const { return tensor ? references_to(tensor) == 1 : handed.use_count() == 0; }
 
   // Whether nobody has the saved tensor, nor a save of it: AccumulateGrad would then take it over without hooks, too.
   [[nodiscard]] bool may_be_taken_over() const {
-    return is_nobodys || (saved.expired() && saved.weak_use_count() == 1);
+    return is_nobodys || (from.saved.expired() && from.saved.weak_use_count() == 1);
   }
 
-  // Whether the entry's node has run, on this thread. A running node may ask again for a tensor that it has let go of.
-  [[nodiscard]] bool is_behind(const torch::autograd::Node* running) const {
-    return is_of_this_thread() && node != running;
-  }
   [[nodiscard]] bool is_of_this_thread() const { return thread == std::this_thread::get_id(); }
 };
-
-}  // namespace
 
 // The lent tensors of the whole process to which ebb refers: a tensor may be lent on one thread and let go of on
 // another.
@@ -60,45 +52,25 @@ class Lent {
  public:
   static Lent& all() { return PerProcess<Lent>::here(); }
 
-  void add(const Impl& tensor, Handing handing, const LentFrom& from) {
+  void add(const Impl& tensor, Handing handing, LentFrom from) {
     if (passes_ == 0) {  // no backward pass takes the tensor over
       return;
     }
     const MutexLock lock(mutex_);
     entries_.push_back({handing == Handing::kCopied ? Impl() : tensor, WeakTensor(tensor), tensor->unsafe_storage(),
-                        from.saved, current_node(), std::this_thread::get_id(), from.save, from.is_view});
+                        std::move(from), current_node(), std::this_thread::get_id()});
     count_ = entries_.size();
   }
 
-  // Called before the calling thread's node is lent anything.
-  void sweep_behind() noexcept {
-    if (count_ == 0) {
-      return;
-    }
-    const torch::autograd::Node* const running = current_node();
-    const bool many = count_ > kMany;
-    take(
-        [running, many](const Entry& entry) {
-          return entry.is_unused() && (entry.is_behind(running) || (many && entry.is_of_this_thread()));
-        },
-        Memory::kStays);
-  }
-
-  // Called when `save` ends.
-  Memories sweep_here(const void* save) noexcept {
+  // Lets go of some of the entries that are done, and then of some that may be taken over. Each call looks at a bounded
+  // number of entries, and the next call goes on from there, so that every entry is reached however many live.
+  Memories sweep(const void* ending) noexcept {
     if (count_ == 0) {
       return {};
     }
-    const torch::autograd::Node* const running =
-        current_node();  // the save's node, where that node has run and lets go
-    return take(
-        [running, save](const Entry& entry) {
-          return entry.is_unused() && (entry.is_behind(running) || (entry.save == save && entry.is_of_this_thread()));
-        },
-        Memory::kIsReleased);
+    let_go_of_done(ending);  // these end first: they share version counters with the others
+    return let_go_of_nobodys(/*release=*/ending != nullptr);
   }
-
-  [[nodiscard]] bool anything() const { return count_ != 0; }
 
   // Frees memory only. The tensors stay, because the last reference to a tensor may own a graph.
   void free_unused() noexcept {
@@ -143,22 +115,15 @@ class Lent {
   static constexpr std::size_t kMost = 64;
   static constexpr std::size_t kMany = 1024;  // a node that asks for its saves without end must not be lent without end
 
-  enum class Memory : bool { kStays, kIsReleased };
-
-  // Lets go of some of the entries that are done, and then of some that may be taken over. Each call looks at a bounded
-  // number of entries, and the next call goes on from there, so that every entry is reached however many live. Returns
-  // the memory that was released: of the calling thread's tensors that may be taken over and share their version
-  // counter with nothing. (Another thread may be changing its tensors.)
-  template <typename Done>
-  Memories take(const Done& is_done, Memory of_the_others) noexcept {
-    let_go_of_done(is_done);  // these end first: they share version counters with the others
-    return let_go_of_nobodys(of_the_others);
-  }
-
-  template <typename Done>
-  void let_go_of_done(const Done& is_done) noexcept {
-    c10::SmallVector<Entry, kAtOnce> done;  // destroyed after the lock is released
+  void let_go_of_done(const void* ending) noexcept {
+    const torch::autograd::Node* const running = current_node();  // where a save ends, the save's node, which has run
+    c10::SmallVector<Entry, kAtOnce> done;                        // destroyed after the lock is released
     const MutexLock lock(mutex_);
+    const bool many = entries_.size() > kMany;
+    const auto is_done = [&](const Entry& entry) {
+      const bool is_ending = ending == nullptr ? many : entry.from.save == ending;
+      return entry.is_unused() && entry.is_of_this_thread() && (is_ending || entry.node != running);
+    };
     const std::size_t most = std::min(kMost, entries_.size());
     for (std::size_t i = 0; i < most && done.size() < kAtOnce; ++i) {
       next_ = next_ < entries_.size() ? next_ : 0;
@@ -176,7 +141,9 @@ class Lent {
     count_ = entries_.size();
   }
 
-  Memories let_go_of_nobodys(Memory memory) noexcept {
+  // `release`: whether to return memory, of the calling thread's tensors that may be taken over and share their version
+  // counter with nothing. (Another thread may be changing its tensors.)
+  Memories let_go_of_nobodys(bool release) noexcept {
     Memories released;
     c10::SmallVector<Impl, kAtOnce> let_go;  // destroyed after the lock is released
     const MutexLock lock(mutex_);
@@ -189,9 +156,9 @@ class Lent {
       }
       if (!std::exchange(entry.is_nobodys, true)) {
         let_go.push_back(std::exchange(entry.tensor, {}));
-        entry.saved = WeakTensor(Impl());  // the saved tensor has ended already: this ends no graph
+        entry.from.saved = WeakTensor(Impl());  // the saved tensor has ended already: this ends no graph
       }
-      if (memory == Memory::kIsReleased && !entry.is_view && entry.memory && entry.is_of_this_thread()) {
+      if (release && !entry.from.is_view && entry.memory && entry.is_of_this_thread()) {
         // Not made a strong reference under the lock (Note [The interpreter's lock]): what has ended keeps its version
         // counter for as long as the weak reference lives.
         if (!entry.handed.expired() && entry.handed._unsafe_get_target()->unique_version()) {
@@ -210,16 +177,10 @@ class Lent {
   std::size_t next_to_take_over_ EBB_GUARDED_BY(mutex_) = 0;  // the next that let_go_of_nobodys looks at
 };
 
-namespace {
-
 class LentTensorImpl final : public c10::TensorImpl {
  public:
-  LentTensorImpl(const c10::TensorImpl& like, Handing handing, const LentFrom& from)
-      : TensorImpl(like.key_set(), like.dtype(), like.device()),
-        handing_(handing),
-        saved_(from.saved),
-        save_(from.save),
-        is_view_(from.is_view) {
+  LentTensorImpl(const c10::TensorImpl& like, Handing handing, LentFrom from)
+      : TensorImpl(like.key_set(), like.dtype(), like.device()), handing_(handing), from_(std::move(from)) {
     copy_tensor_metadata(&like, this, like.version_counter(), /*allow_tensor_metadata_change=*/true);  // and storage
   }
 
@@ -235,14 +196,12 @@ class LentTensorImpl final : public c10::TensorImpl {
 
  private:
   [[nodiscard]] c10::intrusive_ptr<TensorImpl> referred_to(c10::intrusive_ptr<TensorImpl> copy) const {
-    Lent::all().add(copy, handing_, {save_, saved_, is_view_});
+    Lent::all().add(copy, handing_, from_);
     return copy;
   }
 
   const Handing handing_;
-  const WeakTensor saved_;
-  const void* const save_;
-  const bool is_view_;
+  const LentFrom from_;
 };
 
 }  // namespace
@@ -258,37 +217,34 @@ Handing handing_of(const AutogradInfo& saved) {
   return output ? Handing::kCopied : Handing::kLent;
 }
 
-at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from) {
-  auto lent = c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), handing, from);
+at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, LentFrom from) {
+  auto lent = c10::make_intrusive<LentTensorImpl>(*tensor.unsafeGetTensorImpl(), handing, std::move(from));
   lent->set_storage_keep_dtype(std::move(storage));
   return at::Tensor(Impl(std::move(lent)));
 }
 
-at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from) {
+at::Tensor lend(const at::Tensor& tensor, Handing handing, LentFrom from) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const bool dense = typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage();
   // A tensor that dispatches to Python is its Python object, which a lent tensor would not have.
   const bool is_pythons = impl.key_set().has(c10::DispatchKey::Python);
-  return dense && !is_pythons ? at::Tensor(Impl(c10::make_intrusive<LentTensorImpl>(impl, handing, from))) : tensor;
+  return dense && !is_pythons ? at::Tensor(Impl(c10::make_intrusive<LentTensorImpl>(impl, handing, std::move(from))))
+                              : tensor;
 }
 
-void refer_to_lent(const at::Tensor& tensor, const LentFrom& from) {
-  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, from);
+void refer_to_lent(const at::Tensor& tensor, LentFrom from) {
+  Lent::all().add(tensor.getIntrusivePtr(), Handing::kItself, std::move(from));
 }
 
-void sweep_lent_behind() noexcept { Lent::all().sweep_behind(); }
-
-Memories sweep_lent_here(const void* save) noexcept { return Lent::all().sweep_here(save); }
-
-bool anything_is_lent() noexcept { return Lent::all().anything(); }
+Memories sweep_lent(const void* ending) noexcept { return Lent::all().sweep(ending); }
 
 void free_unused_lent() noexcept { Lent::all().free_unused(); }
 
-LendingPass::LendingPass() : lent_(Lent::all()) { lent_.begin_pass(); }
+LendingPass::LendingPass() { Lent::all().begin_pass(); }
 
 LendingPass::~LendingPass() {
-  if (&lent_ == &Lent::all()) {  // else the process was forked in between, and there is nothing to end
-    lent_.end_pass();
+  if (!process_.forked()) {  // else there is nothing to end
+    Lent::all().end_pass();
   }
 }
 

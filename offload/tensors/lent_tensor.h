@@ -8,6 +8,8 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include "streams/base/process_mark.h"
+
 namespace ebb {
 
 class AutogradInfo;
@@ -43,43 +45,37 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 // memory in place.
 struct LentFrom {
   const void* save;
-  const WeakTensor& saved;
+  WeakTensor saved;
   bool is_view = false;
 };
 
 // A tensor with all properties of `tensor`, and its version counter, over `storage`, for an unpack hook to return.
 // Requires a dense tensor (TensorImpl itself).
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, const LentFrom& from);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, c10::Storage storage, Handing handing, LentFrom from);
 
 // A lent tensor over the storage of `tensor` itself. A `tensor` of another class than TensorImpl, or of a Python class
 // that dispatches, is returned as it is.
-[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, const LentFrom& from);
+[[nodiscard]] at::Tensor lend(const at::Tensor& tensor, Handing handing, LentFrom from);
 
 // Has ebb refer to a tensor that an unpack hook returns as Handing::kItself, where that tensor is not the program's
 // own.
-void refer_to_lent(const at::Tensor& tensor, const LentFrom& from);
+void refer_to_lent(const at::Tensor& tensor, LentFrom from);
 
 // Lets go of unused tensors that were lent on the calling thread to other nodes than the node that runs there now. To
-// be called before the running node is lent anything. Each call looks at some of the tensors only, and the next call at
-// others.
-void sweep_lent_behind() noexcept;
-
-// Does what sweep_lent_behind does, and lets go of what was lent from `save`, which ends: LibTorch has a node's saves
-// end while the node still counts as the one that runs, and a graph may end inside of another graph's node. Returns
-// memory that only backward still uses. Without hooks LibTorch would now add gradients in place there; with hooks
-// LibTorch does so once the caller has released the memory from the stash.
+// be called before the running node is lent anything, and at the end of each save. Each call looks at some of the
+// tensors only, and the next call at others.
+//
+// `ending`: the save that ends, if one does. The call then lets go of what was lent from the save, too: LibTorch has a
+// node's saves end while the node still counts as the one that runs, and a graph may end inside of another graph's
+// node. Returns memory that only backward still uses. Without hooks LibTorch would now add gradients in place there;
+// with hooks LibTorch does so once the caller has released the memory from the stash. Without `ending` returns nothing.
 using Memories = c10::SmallVector<c10::Storage, 16>;
-Memories sweep_lent_here(const void* save) noexcept;
-
-// Whether any lent tensor has yet to be let go of. If none has, a sweep has nothing to do.
-[[nodiscard]] bool anything_is_lent() noexcept;
+Memories sweep_lent(const void* ending = nullptr) noexcept;
 
 // Frees the memory of lent tensors that nobody uses. A node that asks for such a tensor again gets other memory. The
 // tensors live on, so that no graph ends in this call: the caller may hold the device allocator's lock. Each call frees
 // some of the tensors only.
 void free_unused_lent() noexcept;
-
-class Lent;
 
 // Lives during a backward pass. When no pass of the process is left, all lent tensors are let go of.
 class LendingPass {
@@ -90,7 +86,7 @@ class LendingPass {
   LendingPass& operator=(const LendingPass&) = delete;
 
  private:
-  Lent& lent_;
+  const ProcessMark process_;
 };
 
 }  // namespace ebb

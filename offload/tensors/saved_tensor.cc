@@ -30,16 +30,6 @@ bool is_of_leaf(const at::Tensor& tensor, const AutogradInfo& info) {
   return tensor.has_storage() && (info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf()));
 }
 
-// The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
-// itself for ever.
-at::Tensor held(const at::Tensor& tensor, const AutogradInfo& info, Handing handing, const LentFrom& from) {
-  if (info.is_leaf() || is_view_of_leaf_from_before(tensor, info)) {
-    return tensor;
-  }
-  const at::Tensor lent = handing == Handing::kLent ? lend(tensor, handing, from) : tensor;
-  return lent.is_same(tensor) ? shallow_copy(tensor) : lent;
-}
-
 // The base that a SavedVariable would hold, because it would hold the view; else null.
 WeakTensor base_of(const at::Tensor& saved, const AutogradInfo& info, Handing handing) {
   const bool holds_view = handing != Handing::kCopied && info.is_view();
@@ -61,23 +51,17 @@ SavedTensor::Memory SavedTensor::memory_of(const at::Tensor& tensor) {
 
 SavedTensor::SavedTensor(const at::Tensor& saved) : SavedTensor(saved, AutogradInfo(saved)) {}
 
-SavedTensor::SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage)
-    : SavedTensor(saved, AutogradInfo(saved), std::move(storage)) {}
-
-SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info)
-    : version_(saved, info),
-      handing_(handing_of(info)),
-      is_of_leaf_(ebb::is_of_leaf(saved, info)),
-      base_(base_of(saved, info, handing_)),
-      tensor_(held(saved, info, handing_, lent_from())),  // lent_from() reads members that are set by now
-      memory_(memory_of(saved)) {}
-
 SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage)
     : version_(saved, info),
       handing_(handing_of(info)),
+      is_of_leaf_(storage == nullptr && ebb::is_of_leaf(saved, info)),
       base_(base_of(saved, info, handing_)),
-      tensor_(with_storage(saved, storage->residency()->no_bytes())),
-      use_(std::in_place, std::move(storage)) {}
+      tensor_(storage == nullptr ? whole(saved, info) : with_storage(saved, storage->residency()->no_bytes())),
+      memory_(storage == nullptr ? memory_of(saved) : Memory{}) {
+  if (storage != nullptr) {
+    use_.emplace(std::move(storage));
+  }
+}
 
 SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
     : version_(other.version_),
@@ -86,6 +70,16 @@ SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
       base_(other.base_),
       tensor_(std::move(tensor)),
       memory_(other.memory_) {}
+
+// The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
+// itself for ever. Called when the members before tensor_ are set.
+at::Tensor SavedTensor::whole(const at::Tensor& saved, const AutogradInfo& info) const {
+  if (info.is_leaf() || is_view_of_leaf_from_before(saved, info)) {
+    return saved;
+  }
+  const at::Tensor lent = handing_ == Handing::kLent ? lend(saved, handing_, lent_from()) : saved;
+  return lent.is_same(saved) ? shallow_copy(saved) : lent;
+}
 
 std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
   const bool forked = use_ && use_->storage()->residency()->forked();

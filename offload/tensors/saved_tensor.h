@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,12 +28,10 @@ class AutogradInfo;
 // Threads: as SavedStorage::Use.
 class SavedTensor {
  public:
-  // Holds `saved` as it is. Must be made while autograd saves the tensor: only then does the kind of save (Handing)
-  // show.
+  // Holds `saved` as it is or, with `storage`, without its bytes, which `storage` has. Must be made while autograd
+  // saves the tensor: only then does the kind of save (Handing) show. `info`: of `saved`.
+  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage = nullptr);
   explicit SavedTensor(const at::Tensor& saved);
-
-  // Holds `saved` without its bytes, which `storage` has.
-  SavedTensor(const at::Tensor& saved, std::shared_ptr<SavedStorage> storage);
 
   // Another save of the tensor, for a recipe. This save has the memory that was saved, whatever becomes of the tensor.
   // Null if the tensor has been written to, resized or given other data since it was saved, and in a forked child.
@@ -63,16 +62,12 @@ class SavedTensor {
   [[nodiscard]] int recipe_depth() const;
 
  private:
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info);
-  SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage);
   SavedTensor(const SavedTensor& other, at::Tensor tensor);
-  // The memory of a tensor; empty for a tensor whose sizes, strides or bytes are not numbers.
-  struct Memory {
-    const void* data = nullptr;
-    std::size_t bytes = 0;
-    bool operator==(const Memory&) const = default;
-  };
+
+  // Where a tensor's memory is, and its bytes; empty for a tensor whose sizes, strides or bytes are not numbers.
+  using Memory = std::pair<const void*, std::size_t>;
   [[nodiscard]] static Memory memory_of(const at::Tensor& tensor);
+  [[nodiscard]] at::Tensor whole(const at::Tensor& saved, const AutogradInfo& info) const;
   [[nodiscard]] bool has_its_memory() const;
   [[nodiscard]] LentFrom lent_from() const;
   [[nodiscard]] at::Tensor itself(c10::Storage storage);

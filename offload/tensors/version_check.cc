@@ -3,19 +3,9 @@
 #include <sstream>
 
 #include <ATen/core/Formatting.h>
-#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
-#include "offload/base/autograd_info.h"
-
 namespace ebb {
-
-VersionCheck::VersionCheck(const at::Tensor& saved, const AutogradInfo& info)
-    : counter_(saved.unsafeGetTensorImpl()->version_counter()),
-      saved_version_(counter_.current_version()),
-      saved_(saved.getIntrusivePtr()),
-      grad_fn_(info.grad_fn()),
-      output_nr_(info.output_nr()) {}
 
 // The text is that of torch/csrc/autograd/saved_variable.cpp, so that users, and tests, find what they know.
 void VersionCheck::check(const at::Tensor& like) const {
@@ -44,8 +34,6 @@ void VersionCheck::check(const at::Tensor& like) const {
   }
   TORCH_CHECK(false, message.str());
 }
-
-at::Tensor VersionCheck::saved() const { return at::Tensor(saved_.lock()); }
 
 // The node that LibTorch's error names: the node that made what the tensor holds now. If the saving node saved its own
 // output, LibTorch names the saving node, which is the node that runs while its saves are unpacked.

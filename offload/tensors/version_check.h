@@ -2,19 +2,15 @@
 
 #include <cstdint>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "offload/base/autograd_info.h"
 #include "offload/base/libtorch.h"
 
-namespace at {
-class Tensor;
-}
-
 namespace ebb {
-
-class AutogradInfo;
 
 // Checks whether a saved tensor has been written to since it was saved.
 //
@@ -24,7 +20,12 @@ class AutogradInfo;
 class VersionCheck {
  public:
   // Takes the version of `saved` as the one to expect. `info`: of `saved`.
-  VersionCheck(const at::Tensor& saved, const AutogradInfo& info);
+  VersionCheck(const at::Tensor& saved, const AutogradInfo& info)
+      : counter_(saved.unsafeGetTensorImpl()->version_counter()),
+        saved_version_(counter_.current_version()),
+        saved_(saved.getIntrusivePtr()),
+        grad_fn_(info.grad_fn()),
+        output_nr_(info.output_nr()) {}
 
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
@@ -33,7 +34,7 @@ class VersionCheck {
   [[nodiscard]] bool holds() const { return counter_.current_version() == saved_version_; }
 
   // The tensor that was saved, if the program still has it; else undefined.
-  [[nodiscard]] at::Tensor saved() const;
+  [[nodiscard]] at::Tensor saved() const { return at::Tensor(saved_.lock()); }
   [[nodiscard]] const auto& weak() const { return saved_; }
 
  private:

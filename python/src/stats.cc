@@ -9,7 +9,6 @@
 #include <pybind11/stl.h>
 
 #include "offload/plan_report.h"
-#include "offload/timeline_sample.h"
 #include "python/src/bind.h"
 
 namespace ebb::python {

@@ -11,6 +11,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <catch2/catch.hpp>
 
+#include "offload/checkpoint.h"
 #include "test/offload/parity.h"
 
 namespace ebb {
@@ -124,6 +125,21 @@ TEST_CASE_METHOD(NoLeak, "in a captured state, a guard that has ended uncovers t
   }
   const at::ThreadLocalStateGuard restored(with_no_op);
   CHECK(seen_by(outer) == 1);
+}
+
+TEST_CASE_METHOD(NoLeak,
+                 "a guard that a checkpointed function leaves behind takes saves once the region's run is over") {
+  Rig rig(late());
+  std::unique_ptr<OffloadGuard> guard;
+  const auto function = [&](const std::vector<at::Tensor>& inputs) {
+    guard = guard_on(rig);
+    CHECK(seen_by(rig) == 0);  // the region's
+    return std::vector<at::Tensor>{inputs[0] * 2};
+  };
+  const std::vector<at::Tensor> outputs = checkpoint(function, {at::rand({4}).requires_grad_()});
+  CHECK(seen_by(rig) == 1);
+  guard.reset();
+  CHECK(seen_by(rig) == 0);
 }
 
 TEST_CASE_METHOD(NoLeak, "a captured state keeps nothing of an offloader whose guards have ended") {

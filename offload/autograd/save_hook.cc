@@ -1,5 +1,6 @@
-#include "offload/autograd/packed.h"
+#include "offload/autograd/save_hook.h"
 
+#include "offload/base/autograd_info.h"
 #include "offload/base/interpreter.h"
 #include "offload/saving/runtime.h"
 #include "offload/tensors/deferred_copies.h"
@@ -7,49 +8,49 @@
 
 namespace ebb {
 
-Packed::Packed(const at::Tensor& tensor, const GuardScope::Target& target, RegionSaves* region) {
+void SaveHook::call_pack_hook(const at::Tensor& tensor) {
+  const GuardScope::Target target = std::exchange(target_, {});
+  const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
   Runtime& runtime = *target.runtime;
   runtime.check_process();
   DeferredCopies::of_this_thread().start_finished();
-  if (const std::optional<KeptReason> reason = runtime.passed_through(tensor)) {
-    runtime.count_kept(*reason, tensor);
-    if (reason == KeptReason::kPolicy) {
-      held_.emplace(runtime.residency().ledger().hold(tensor.storage().nbytes(), runtime.decider().passed_through()));
-    }
-    saved_.emplace(tensor);
-    return;
+  const AutogradInfo info(tensor);
+  std::optional<KeptReason> reason = runtime.exclusions().reason(tensor, info);
+  if (!reason && runtime.tier().captures()) {
+    reason = KeptReason::kCaptured;  // Note [CUDA graphs]
   }
-  if (runtime.tier().captures()) {  // Note [CUDA graphs]
-    runtime.count_kept(KeptReason::kCaptured, tensor);
-    saved_.emplace(tensor);
+  if (reason) {
+    if (std::optional<DeviceAccount::Held> held = runtime.pass_through(tensor, *reason)) {
+      held_.emplace(*std::move(held));
+    }
+    saved_.emplace(tensor, info);
     return;
   }
   const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
   const HostRange range(runtime.residency().trace(), "pack", tensor.storage().nbytes());
   runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
-  if (region != nullptr) {
-    saved_.emplace(tensor, runtime.keep(tensor, step, *region));
-    return;
-  }
-  const auto start = tensor.grad_fn() == nullptr ? Runtime::Start::kWhenFilled : Runtime::Start::kNow;
-  saved_.emplace(tensor, runtime.save(tensor, step, start));
+  const bool is_filled = info.grad_fn() != nullptr;  // Note [Saved before it is filled] in deferred_copies.h
+  saved_.emplace(tensor, info, runtime.save(tensor, step, is_filled, region.get()));
 }
 
-Packed::~Packed() {
+SaveHook::~SaveHook() {
+  if (!saved_) {
+    return;
+  }
   const void* const save = &*saved_;
   saved_.reset();
   held_.reset();
-  for (const c10::Storage& memory : sweep_lent_here(save)) {
+  for (const c10::Storage& memory : sweep_lent(save)) {
     if (runtime_ != nullptr && !runtime_->forked()) {
       runtime_->residency().stash().release(memory);
     }
   }
 }
 
-at::Tensor Packed::unpack() {
+at::Tensor SaveHook::call_unpack_hook() {
   const WithoutInterpreterLock without;
-  sweep_lent_behind();  // before memory is asked for
+  sweep_lent();  // before memory is asked for
   for (bool is_again = false;; is_again = true) {
     try {
       return saved_->get();
