@@ -28,8 +28,10 @@ MS_PER_S = 1e3
 
 def load(paths):
     """The rows of all files, but for runs that ran out of memory."""
-    found = [json.loads(Path(path).read_text()) for path in paths]
-    rows = [row for each in found for row in (each if isinstance(each, list) else each.get("rows") or each["benchmarks"])]
+    rows = []
+    for path in paths:
+        found = json.loads(Path(path).read_text())
+        rows += found if isinstance(found, list) else found.get("rows") or found["benchmarks"]
     return [row for row in rows if row.get("parameters") is None or not row.get("error")]
 
 
@@ -76,7 +78,7 @@ def steps(paths):
     rows = {}
     for path in paths:
         shape = json.loads(Path(path).read_text())["shape"]["name"]
-        for row in load([path]):
+        for row in (row for row in load([path]) if row["peak_bytes"] is not None):
             of = name(shape) if shape.startswith("hf_") else row["dtype"]
             rows.setdefault((of, row["config"]), row)
     groups = list(dict.fromkeys(of for of, _ in rows))
@@ -453,7 +455,8 @@ def table(kind, paths):
     if kind not in TABLES:
         sys.exit(f"tables: error: no table {kind}; there are {', '.join(TABLES)}")
     columns, lines = TABLES[kind](paths)
-    return "\n".join(f"| {' | '.join(line)} |" if line else "|" + "---|" * len(columns) for line in (columns, (), *lines))
+    head, *rows = (f"| {' | '.join(line)} |" for line in (columns, *lines))
+    return "\n".join((head, "|" + "---|" * len(columns), *rows))
 
 
 def made_anew(text):
@@ -462,7 +465,10 @@ def made_anew(text):
         made = table(kind, [RESULTS / file for file in files.split()])
         return f"<!-- table: {kind} {files} -->\n{made}\n<!-- end -->"
 
-    return BLOCK.sub(block, text)
+    made, blocks = BLOCK.subn(block, text)
+    if blocks != text.count("<!-- table:") or blocks != text.count("<!-- end -->"):
+        sys.exit("tables: error: a block does not begin with its table's name and files, or does not end")
+    return made
 
 
 def main():
