@@ -9,9 +9,9 @@ namespace ebb {
 // backward calls Python's own engine, so a binding of ebb makes a Backward for each of those passes. A Backward inside
 // another is harmless.
 //
-// Without a Backward no plan is made for a budget and no copy in starts before the first unpack; and a gradient may
-// take over the memory of a saved tensor that a backward returns (Note [Lent tensors] in lent_tensor.h), so that who
-// writes to the gradient writes to the saved tensor.
+// Without a Backward no plan is made for a budget, and no copy in starts before the first unpack. A gradient may then
+// take over the memory of a saved tensor that a backward returns (Note [Lent tensors] in lent_tensor.h): writing to the
+// gradient would write to the saved tensor.
 //
 // Threads: made and destroyed on the thread of the pass. The destructor may wait for the device, and takes the lock
 // under which policies are called: that thread must not hold an interpreter's lock (interpreter.h).

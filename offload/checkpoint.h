@@ -11,23 +11,23 @@ namespace ebb {
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 // Whether the second run is left, by an exception that is no std::exception, at the last save that backward can ask
-// for. What comes behind, such as a block's last matmul, is then not computed again. The function must be one that an
-// exception may leave at any operation: what it changes for a while (a model's mode, a lock, frozen weights),
-// destructors put back, not later statements. The other way, the whole function runs a second time.
+// for. What comes behind, such as a block's last matmul, is then not computed again. An exception must be able to leave
+// the function at any operation. Destructors, not later statements, must put back what the function changes for a while
+// (a model's mode, a lock, frozen weights). With kNo the whole function runs a second time.
 enum class EarlyStop : bool { kNo, kYes };
 
-// Returns function(inputs), and autograd saves only the inputs. Backward runs the function a second time just before it
-// first needs a tensor that the function saved, and lets go of each of these tensors once it has been used. The inputs
-// are saved as any tensor is, so under an OffloadGuard they are offloaded. Gradients are those of plain autograd, bit
-// for bit.
+// Returns function(inputs), and autograd saves only the inputs. Backward runs the function a second time, just before
+// backward first needs a tensor that the function saved. Each of these tensors is let go of once it has been used. The
+// inputs are saved as any tensor is, so under an OffloadGuard they are offloaded. Gradients are those of plain
+// autograd, bit for bit.
 //
-// The second run has the first run's autocast and, if the first run drew random numbers, the first run's random state;
-// afterwards both are put back. (Other threads must not draw from the default generators meanwhile, which the whole
-// process shares.) The second run must save the same tensors in the same order, as every function does that its own run
-// does not change; otherwise backward throws c10::Error. What the function captures must not change between the two
-// runs, lives as long as the graph, and may see side effects twice. With
-// EarlyStop::kYes the second run is left where nothing more is needed. An input that has been written to raises
-// LibTorch's error. A function that runs backward over what it has computed itself gets c10::Error.
+// The second run has the first run's autocast and, if the first run drew random numbers, the first run's random state.
+// Afterwards both are put back. (Other threads must not draw from the default generators meanwhile, which the whole
+// process shares.) The second run must save the same tensors in the same order, or backward throws c10::Error. Every
+// function does so that its own run does not change. What the function captures must not change between the two runs,
+// lives as long as the graph, and may see side effects twice. With EarlyStop::kYes the second run is left where nothing
+// more is needed. An input that has been written to raises LibTorch's error. A function that runs backward over what it
+// has computed itself gets c10::Error.
 //
 // Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region
 // whether its function runs a second time. Where the plan keeps the region's saves on the device, the function runs

@@ -20,8 +20,8 @@ using DeviceMeter = std::function<DeviceUse()>;
 // peak (resetPeakStats).
 [[nodiscard]] DeviceMeter cuda_meter(c10::Device device);
 
-// What LibTorch's allocator has handed out on a CUDA device, and what it may still hand out: the memory that the
-// allocator caches and the memory that the device has free, up to the limit of setMemoryFraction.
+// What LibTorch's allocator has handed out on a CUDA device, and what the allocator may still hand out. The latter is
+// the memory that it caches and the memory that the device has free, up to the limit of setMemoryFraction.
 struct DeviceHeadroom {
   std::uint64_t in_use_bytes = 0;
   std::uint64_t free_bytes = 0;
@@ -31,10 +31,11 @@ struct DeviceHeadroom {
 [[nodiscard]] DeviceHeadroom cuda_headroom(c10::Device device);
 
 // DeviceHeadroom::unsplit_bytes where LibTorch's segments are expandable. The allocator's statistics count no holes
-// there, because unused pages of a segment go back to the device one by one; so cuda_headroom() takes all that is
+// there, because unused pages of a segment go back to the device one by one. So cuda_headroom() takes all that is
 // cached for unsplit. A hole's first and last page may be in use, and these are 20 MiB each. This function counts whole
-// pages from a snapshot of the allocator, which takes time in proportion to the number of its blocks, and the locks of
-// all devices, one after the other: a caller that holds one of these must know that nobody uses the others.
+// pages from a snapshot of the allocator. The snapshot takes time in proportion to the number of blocks. It also takes
+// the locks of all devices, one after the other: a caller that holds one of these must know that nobody uses the
+// others.
 [[nodiscard]] std::uint64_t cuda_unsplit_bytes_by_pages(c10::Device device);
 
 // Whether LibTorch's segments are expandable (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).

@@ -16,7 +16,7 @@ class Offloader;
 //
 // Note [Guards neither copy nor move]
 // A guard belongs to the thread and the scope where it begins. A guard that is destroyed on another thread, or before a
-// guard inside it, does no harm: it is no longer in force on any thread, and the other guards stay as they are.
+// guard inside it, does no harm. It is then no longer in force on any thread, and the other guards stay as they are.
 class OffloadGuard {
  public:
   [[nodiscard]] explicit OffloadGuard(Offloader& offloader);

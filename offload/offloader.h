@@ -19,9 +19,9 @@ namespace ebb {
 class Runtime;
 class Tier;
 
-// Owns what a training run needs to offload saved activations and fetch them: the tier with its lanes and pool, the
-// policy, the access order of backward, the statistics. Make an Offloader before the training loop, and put
-// OffloadGuards on it. Several offloaders may live at once. The first Offloader of a process installs an autograd
+// Owns what a training run needs to offload saved activations and to fetch them. That is the tier with its lanes and
+// pool, the policy, the access order of backward, and the statistics. Make an Offloader before the training loop, and
+// put OffloadGuards on it. Several offloaders may live at once. The first Offloader of a process installs an autograd
 // engine that knows of guards; threads without a guard are not affected.
 //
 // Lifetime: graphs built under an offloader's guards keep what they need, so the offloader may be destroyed before
@@ -68,31 +68,31 @@ class Offloader {
   // policy that recomputes is the program's own choice: there, backward raises an error if the memory has gone.)
   void parameters_may_be_sharded();
 
-  // Keeps the bytes of these tensors' storages in host memory, or without a GPU in the spill file, and has them on the
-  // device around their uses only, within Parameters::device_bytes. The tensors stay what they are: every operation on
-  // them or on their future views finds the bytes, in a step and outside of one, and what an operation writes is kept.
-  // The order of uses is learned, and what comes next is prefetched. Calls add up; the first one says how.
+  // Keeps the bytes of these tensors' storages in host memory, or without a GPU in the spill file. The device has the
+  // bytes around their uses only, within Parameters::device_bytes. The tensors stay what they are. Every operation on
+  // them or on their future views finds the bytes, in a step and elsewhere, and what an operation writes is kept. The
+  // order of uses is learned, and what comes next is prefetched. Calls add up, and the first call's `how` holds.
   //
-  // Gradients of managed leaves are managed in the same way, and so are the states of ebb's optimizers, and those that
-  // another makes by zeros_like while an OptimizerStep lives (optimizer_step.h). Any other optimizer's states stay on
-  // the device, unless they are given to manage once they are made.
+  // Gradients of managed leaves are managed in the same way, and so are the states of ebb's optimizers. States that
+  // another optimizer makes by zeros_like are managed if an OptimizerStep lives (optimizer_step.h). Other states stay
+  // on the device, unless they are given to manage once they are made.
   //
   // Call manage before forward: views and saves that exist already stay outside, and get c10::Error. So does whatever
   // asks for memory without an operation (data_ptr(), numpy(), torch::save of a module): save copies, as tensor.cpu()
-  // or tensor.clone(). A write that autograd's schemas do not declare is seen for operations that are not LibTorch's
-  // own (c10d), if the write is over when the operation returns, or on a CPU when a process group's work is. Two
-  // backward passes at once must not add to one managed leaf. Memory of another stream than the current one is freed
-  // behind the current one, too.
+  // or tensor.clone(). Operations that are not LibTorch's own (c10d) may write without saying so in their schemas. Such
+  // a write counts if it is over when the operation returns, or on a CPU when a process group's work is over. Two
+  // backward passes at once must not add to one managed leaf. Memory of another stream than the current stream is freed
+  // behind the current stream, too.
   //
-  // Parameters in CPU memory are first moved to the offloader's GPU, as Module::to moves them, but one after the other:
-  // so a model may be larger than the GPU's memory. Buffers stay where they are.
+  // Parameters in CPU memory are first moved to the offloader's GPU, one after the other, and otherwise as Module::to
+  // moves them. So a model may be larger than the GPU's memory. Buffers stay where they are.
   //
   // The tensors must be dense, and on the offloader's device or in CPU memory: otherwise throws std::invalid_argument.
-  // Throws c10::Error where there is no room for their bytes, or where another offloader manages a storage, or has done
-  // so until that offloader's end; the tensors before it are then managed. What such storages have at home is let go of
-  // when they have ended and an offloader is made or ends, or stats() is called. An offloader that is switched off
-  // moves parameters, too, and then has no effect. A module is a torch::nn::Module, or anything else that has
-  // named_parameters().
+  // Throws c10::Error where there is no room for their bytes. Also throws where another offloader manages a storage, or
+  // has done so until that offloader's end. The tensors before that storage are then managed. What storages that have
+  // ended have at home is let go of when an offloader is made or ends, or when stats() is called. An offloader that is
+  // switched off moves parameters, too, and then has no effect. A module is a torch::nn::Module, or anything else that
+  // has named_parameters().
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
   void manage(const Module& module, const Parameters& how = {}) {
@@ -106,10 +106,9 @@ class Offloader {
   }
   void manage(const std::vector<at::Tensor>& tensors, const Parameters& how = {});
 
-  // Has these tensors, their gradients and the states that optimizers have made of them on the device for good, as if
-  // they had not been given to manage(): whoever asks for their memory finds it, and new gradients stay. Updates that
-  // were put off are done first. Throws as operations on the tensors would; some are then released, and a second call
-  // goes on.
+  // Undoes manage(): these tensors, their gradients and the states that optimizers have made of them are on the device
+  // for good. Whoever asks for their memory finds it, and new gradients stay. Updates that were put off are done first.
+  // Throws as operations on the tensors would. Some tensors are then released, and a second call goes on.
   template <typename Module>
   requires requires(const Module& module) { module.named_parameters(); }
   void release(const Module& module) { release(module.parameters()); }
@@ -126,16 +125,16 @@ class Offloader {
 
   [[nodiscard]] Stats stats() const;
 
-  // One line, without a newline, about the time that stats() covers: the peak of saved tensors on the device beside the
-  // peak that keeping everything would have had, how much was moved and recomputed, and how long the device waited. The
-  // line also has the peak of managed tensors, and how many of their bytes were fetched, and fetched late. The
-  // destructor logs this line if there were enough steps to tell (kEnoughSteps in summary.h). Without a budget the
-  // destructor also warns where moving has gained nothing, and of a policy that looked for a kind of storage and found
-  // none.
+  // One line, without a newline, about the time that stats() covers. The line has the peak of saved tensors on the
+  // device beside the peak that keeping everything would have had. It says how much was moved and recomputed, and how
+  // long the device waited. It also has the peak of managed tensors, and how many of their bytes were fetched, and
+  // fetched late. The destructor logs this line if there were enough steps to tell (kEnoughSteps in summary.h). Without
+  // a budget the destructor also warns where moving has gained nothing, and of a policy that matched no storage.
   [[nodiscard]] std::string summary() const;
 
-  // With Options::device_budget, a table of the plan that was made or followed last: what becomes of the storages of
-  // each operation and why, and the predicted peak and time beside the actual ones, once a step has been measured.
+  // With Options::device_budget, a table of the plan that was made or followed last. The table says what becomes of the
+  // storages of each operation, and why. Once a step has been measured, the step's peak and time stand beside the
+  // predicted peak and time.
   [[nodiscard]] std::string explain() const;
 
   // The plan of explain() in figures; nullopt where there is no plan yet.

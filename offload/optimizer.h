@@ -22,25 +22,27 @@ class UpdateRule;
 enum class UpdateIn : std::uint8_t {
   kStep,  // in step()
 
-  // In backward, each parameter as soon as its gradient is whole, which is then let go of: no more than a few gradients
-  // are alive at once. One backward pass is one step, so there is no accumulation over micro-batches and no clipping by
-  // the norm of all gradients: clip_grad_norm_() finds no gradient afterwards, and clips nothing. A parameter's second
-  // gradient before step() or zero_grad() is a c10::Error, thrown by backward, and the gradient stays. A backward pass
-  // inside of another (a reentrant checkpoint) has a part of a gradient: do not use the two together. step() updates
-  // what still has a gradient, and so does nothing for a second optimizer of the same parameter. A weight that shares
-  // its memory with another by other means than a view (set_data) is changed under the other's backward, which cannot
-  // tell; nor can a checkpointed part of the model that reads a weight without its gradient (weight.detach()) and runs
-  // again after the update.
+  // In backward, each parameter as soon as its gradient is whole. The gradient is then let go of, so that no more than
+  // a few gradients are alive at once. One backward pass is one step: there is no accumulation over micro-batches. Nor
+  // is there clipping by the norm of all gradients: clip_grad_norm_() finds no gradient afterwards, and clips nothing.
+  // A parameter's second gradient before step() or zero_grad() is a c10::Error, thrown by backward, and the gradient
+  // stays. A backward pass inside of another (a reentrant checkpoint) has a part of a gradient: do not use the two
+  // together. step() updates what still has a gradient, and so does nothing for a second optimizer of the same
+  // parameter. Two readers see an updated weight too early, and cannot tell. One is the backward of a weight that
+  // shares the memory by other means than a view (set_data). The other is a checkpointed part of the model that reads
+  // the weight without its gradient (weight.detach()), and runs again after the update.
   kBackward,
 
-  // In step(), or for parameters that Offloader::manage has been given, with their gradients and states, when one of
-  // these is used next, on whatever thread: mostly in the next forward pass, which computes while states come and go.
-  // The update runs on the stream of step(), which must still be there, and every use is ordered behind the update. So
-  // what a program reads is what kStep gives, and the differences are: a gradient that the program lets go of lives
-  // until the update; an error in an update comes from the use (where the device has no memory for the parameter and
-  // its gradient, nothing has been updated, and the next use tries again); a profiler, or a mode that is active around
-  // step(), does not see the update there; where weight decay is part of the states (Adam, SGD) and a program lets go
-  // of the parameter but not of the state, each use of the state or the gradient is a c10::Error.
+  // At the next use of the parameter, its gradient or one of its states, on whatever thread, if Offloader::manage has
+  // been given all of them; otherwise in step(). The next use is mostly in the next forward pass, which computes while
+  // states come and go. The update runs on the stream of step(), which must still be there, and every use is ordered
+  // behind the update. So a program reads what kStep gives. The differences are:
+  // - A gradient that the program lets go of lives until the update.
+  // - An error in an update comes from the use. Where the device has no memory for the parameter and its gradient,
+  //   nothing has been updated, and the next use tries again.
+  // - A profiler, or a mode that is active around step(), does not see the update there.
+  // - Weight decay may be part of the states (Adam, SGD). If the program then lets go of the parameter and keeps a
+  //   state, each use of the state or the gradient is a c10::Error.
   kNextUse,
 };
 
@@ -50,19 +52,22 @@ enum class UpdateOn : std::uint8_t {
   kDevice,
 
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
-  // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
-  // does, and an error in an update comes from the parameter's next use. A gradient that is not managed, as in
-  // backward, is copied on the device, and the copy goes home. At most 2 GiB of an optimizer's copies, or one that is
-  // larger, wait for their updates there, beside the homes. On the device a copy lives until it is home and the next
-  // update is put off, or its own is done.
+  // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread updates beside whatever the GPU
+  // does. An error in an update then comes from the parameter's next use. A gradient that is not managed, as in
+  // backward, is copied on the device, and the copy goes home. At most 2 GiB of an optimizer's copies, or one copy that
+  // is larger, wait for their updates there, beside the homes. On the device a copy lives until it is home and the next
+  // update is put off, or its own update is done.
   //
-  // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
-  // differs from kDevice's by at most 8 units in the last place of the largest of its values before and after and the
-  // learning rate (measured on x86, over a million elements: 4 with AdamW and Adam, 0 with SGD). The device updates
-  // parameters that have ended but for their states, and those with a tensor that is not at home (resident, refused by
-  // a full host, or just then in use or fetched by another thread), or that the kernels do not take: one that is not
-  // contiguous, is negated, or is complex, or a gradient in the memory of the parameter or a state. On a CPU this is a
-  // choice of kernels alone.
+  // LibTorch's fused kernels are used, which round differently. After one step from the same state, a weight in float32
+  // differs from kDevice's by at most 8 units in the last place. The unit is that of the largest of three values: the
+  // weight before the step, the weight after the step, and the learning rate. (Measured on x86, over a million
+  // elements: 4 with AdamW and Adam, 0 with SGD.)
+  //
+  // The device updates parameters that have ended but for their states. It also updates those with a tensor that is not
+  // at home: resident, refused by a full host, or just then in use or fetched by another thread. The same holds for
+  // tensors that the kernels do not take: not contiguous, negated, complex, or a gradient in the memory of the
+  // parameter
+  // or a state. On a CPU this is a choice of kernels alone.
   kCpu,
 };
 
@@ -89,10 +94,10 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 // order. Parameters in bfloat16 and half have a master in float32, which is updated by the gradient in float32, and
 // then rounded to the parameter.
 //
-// States and masters of parameters that Offloader::manage has been given are managed in the same set, and so are on the
+// States and masters of parameters that Offloader::manage has been given are managed in the same set. They are on the
 // device around their uses only. Other parameters' states stay beside them. Parameters of more than 16 million elements
-// are updated in parts of so many, or of one row, and have their states in such parts, each of which comes and goes by
-// itself.
+// are updated in parts of so many elements, or of one row. Their states are in such parts, too, and each part comes and
+// goes by itself.
 //
 // A weight that the program writes, by whatever means, counts: each update first takes the weight's value wherever the
 // master does not round to it. So weights may be loaded before the states, or after them. Parameters of groups that are
@@ -102,10 +107,10 @@ struct OptimizerState final : torch::optim::OptimizerCloneableParamState<Optimiz
 // copies of all states in host memory until it is written.
 //
 // Threads: one at a time. With UpdateIn::kBackward, backward passes count, and the optimizer must not end during one.
-// Errors: std::invalid_argument for options out of their range, or of another optimizer where LibTorch does not replace
-// them by the defaults (newer versions do); c10::Error for gradients that are not dense, and for an archive with
-// another optimizer's options, or with states of other sizes. Where the device's memory does not suffice, step() throws
-// c10::OutOfMemoryError with some parameters updated and others not: go on from what was saved.
+// Errors: std::invalid_argument for options out of their range, and for options of another optimizer where LibTorch
+// does not replace them by the defaults (newer versions do). c10::Error for gradients that are not dense, and for an
+// archive with another optimizer's options, or with states of other sizes. Where the device's memory does not suffice,
+// step() throws c10::OutOfMemoryError with some parameters updated and others not: go on from what was saved.
 class Optimizer : public torch::optim::Optimizer {
  public:
   ~Optimizer() override;

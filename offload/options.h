@@ -53,24 +53,25 @@ struct Options {
 
   // Measures the memory that a budget bounds, in the steps from which a plan is made and in a step that checks the
   // plan. Empty: on a GPU the meter is LibTorch's allocator, and each call resets the allocator's peak
-  // (resetPeakStats); on the CPU, where LibTorch does not count, a budget bounds saved storages alone.
+  // (resetPeakStats). On the CPU LibTorch does not count, and a budget then bounds saved storages alone.
   DeviceMeter device_meter = {};
 
-  // GPU only: when the device has no memory left, send home managed storages that are not in use, what is expected last
-  // first, and then copy out storages that the policy has kept, the first saved first, until enough memory is free
-  // (Note [Out of memory] in out_of_memory.h). While the device has memory left nothing is evicted.
+  // GPU only: what to evict when the device has no memory left, until enough memory is free (Note [Out of memory] in
+  // out_of_memory.h). Managed storages that are not in use go home first, of these the storage that is expected last.
+  // Storages that the policy has kept are copied out next, of these the storage that was saved first. While the device
+  // has memory left nothing is evicted.
   bool evict_when_out_of_memory = true;
 
   // The bound of the stash: device memory that is held only because copies out of it are not done. Over the bound, the
   // compute stream waits for the oldest copy. nullopt: a twelfth of the bytes that the last step offloaded, at most 2
   // GiB, but at least twice the bytes of the largest storage. Sources that are in the stash when backward begins stay
-  // there for their use in backward. These sources count in the window or, while steps wait for copies and window_bytes
-  // is not set, beside the window.
+  // there for their use in backward, and count in the window. They do not count in the window while steps wait for
+  // copies, unless window_bytes is set.
   std::optional<std::uint64_t> stash_bytes = std::nullopt;
 
   // The bound of the window: device memory that has been prefetched before its use in backward. nullopt: as for the
-  // stash; while steps wait for copies, twice the share of the stash, and prefetching starts when backward begins. A
-  // storage larger than a window that was set here is an error at the storage's first save; the error names both sizes.
+  // stash. While steps wait for copies, the share is twice that of the stash, and prefetching starts when backward
+  // begins. A storage larger than a window that is set here is an error at its first save; the error names both sizes.
   std::optional<std::uint64_t> window_bytes = std::nullopt;
 
   // Where bytes live while they are off the device. Without effect where the caller gives a tier.
@@ -92,11 +93,11 @@ struct Options {
   std::filesystem::path spill_folder = "/var/tmp";
   DiskIo disk_io = DiskIo::kAuto;
 
-  // CPU only: freed blocks of 256 KiB and more go back to the system instead of staying with malloc, so that the
-  // process's resident memory falls when saves are offloaded (Note [Memory that malloc keeps] in
-  // streams/disk/mmap_allocator.h). The first offloader with this option replaces LibTorch's CPU allocator, for all
-  // tensors and the rest of the process, unless the program has set an allocator by then. false: LibTorch's CPU
-  // allocator stays.
+  // CPU only: freed blocks of 256 KiB and more go back to the system instead of staying with malloc. The process's
+  // resident memory then falls when saves are offloaded (Note [Memory that malloc keeps] in
+  // streams/disk/mmap_allocator.h). The first offloader with this option replaces LibTorch's CPU allocator for all
+  // tensors, unless the program has set an allocator by then. The new allocator stays for the rest of the process.
+  // false: LibTorch's CPU allocator stays.
   bool return_freed_memory = true;
 
   // Record a sample whenever the saved bytes on the device change (Offloader::take_timeline).

@@ -66,11 +66,10 @@ struct Stats {
                           // once for each save), kept for want of room, in the stash, or fetched
   Level saved_if_kept;    // saved_on_device if every storage stayed from its first save to the end of its last
 
-  // Storages given to Offloader::manage, with the gradients and states beside them: how many with a home there are now,
-  // what of these is on the device, with what is being copied home, and what stays there (Parameters::resident_bytes).
-  Count managed;
-  Level managed_on_device;
-  Level managed_resident;
+  // Of storages given to Offloader::manage, with the gradients and states beside them:
+  Count managed;            // those with a home now
+  Level managed_on_device;  // of these, what is on the device, with what is being copied home
+  Level managed_resident;   // what stays on the device (Parameters::resident_bytes)
   // Copies of managed storages to the device: those that a prefetch started, and those that a use started, and so
   // waited for.
   Count managed_prefetched;
@@ -87,8 +86,8 @@ struct TimelineSample {
   bool backward = false;              // taken inside autograd's engine
 };
 
-// Writes a table of some twenty lines, each ended by a newline: counts and bytes by what became of the saves, then the
-// levels, then the waits. A line whose zero would say nothing is left out.
+// Writes a table of some twenty lines, each ended by a newline. Counts and bytes by what became of the saves come
+// first, then the levels, then the waits. A line whose zero would say nothing is left out.
 std::ostream& operator<<(std::ostream& out, const Stats& stats);
 
 }  // namespace ebb

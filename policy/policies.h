@@ -10,8 +10,8 @@
 
 namespace ebb {
 
-// The smallest storage that is worth a copy. Measured on an H200 over PCIe gen5 x16 (bench/results/h200/link.json):
-// besides its bytes a copy costs the link 2 to 3 us, and the host 2 us. So copies one after another reach 36 of the
+// The smallest storage that is worth a copy. On an H200 over PCIe gen5 x16 (bench/results/h200/link.json) a copy costs
+// the link 2 to 3 us besides its bytes, and the host 2 us. So copies one after another reach 36 of the
 // link's 55 GB/s at 256 KiB each, and 48 GB/s at 1 MiB each. Batches make smaller copies worth while for the link, but
 // not for the host. Little is lost by keeping smaller storages: in a Llama-3-8B layer the saves below 1 MiB are 10 MB
 // of 13 GB.
@@ -43,8 +43,8 @@ using OperationNames = std::set<std::string, std::less<>>;
                                                         std::shared_ptr<Policy> inner = offload_everything());
 
 // Storages whose Candidate::recompute is `dearest` or cheaper are recomputed; the others go to the inner policy. On an
-// H200 in bfloat16, 1 GB costs 0.7 ms to recompute where it is memory-bound, 5 to 6 ms where it is compute-bound, and
-// 18 ms to copy out and in, which may hide behind other work.
+// H200 in bfloat16, 1 GB costs 0.7 ms to recompute where recomputing is memory-bound, and 5 to 6 ms where it is
+// compute-bound. Copying 1 GB out and in takes 18 ms, which may hide behind other work.
 //
 // Note [The graph is the recipe] in offload/recompute/graph_recipe.h says what recomputing requires of a program.
 [[nodiscard]] std::shared_ptr<Policy> recompute(Recompute dearest = Recompute::kMemoryBound,

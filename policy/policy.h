@@ -55,8 +55,8 @@ class Policy {
   // pass, which ends when backward begins or when the pass is dropped without a backward. Wrappers pass the call on.
   virtual void begin_step() = 0;
 
-  // Notes that no backward will follow the decisions since begin_step, so a policy must not learn from them: the
-  // forward pass was evaluation, or was dropped. Wrappers pass the call on.
+  // Notes that no backward will follow the decisions since begin_step: the forward pass was evaluation, or was dropped.
+  // A policy must not learn from these decisions. Wrappers pass the call on.
   virtual void drop_step() {}
 
   // Decides about one storage. The call runs inside the forward pass, once for each storage, so it must be quick. An

@@ -1,4 +1,4 @@
-#include "bench/link/disk_rows.h"
+#include "bench/link/rows.h"
 
 #include <algorithm>
 #include <array>
@@ -18,8 +18,7 @@
 #include <xxhash.h>
 
 #include "bench/common/percentile.h"
-#include "bench/link/disk_tier_rate.h"
-#include "bench/link/raw_disk.h"
+#include "bench/link/disk_rates.h"
 #include "offload/base/human_bytes.h"
 #include "streams/base/aligned_memory.h"
 #include "streams/disk/io_job.h"

@@ -1,4 +1,4 @@
-#include "bench/link/link_rows.h"
+#include "bench/link/rows.h"
 
 #include <array>
 #include <cstddef>

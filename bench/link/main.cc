@@ -15,8 +15,7 @@
 #include <CLI/CLI.hpp>
 
 #include "bench/common/result_rows.h"
-#include "bench/link/disk_rows.h"
-#include "bench/link/link_rows.h"
+#include "bench/link/rows.h"
 #include "examples/common/command_line.h"
 #include "examples/common/device.h"
 

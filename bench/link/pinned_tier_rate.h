@@ -8,7 +8,6 @@
 #include <c10/core/Device.h>
 
 #include "bench/common/device_buffer.h"
-#include "bench/link/progress_curve.h"
 #include "bench/link/raw_link.h"
 #include "streams/base/block.h"
 #include "streams/gpu/pinned_tier.h"

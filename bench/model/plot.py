@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .tables import budget, gb, load
+from bench.tables import budget, gb, load
 
 COLORS = {0: "#9a9a9a"}  # of the resident runs; the budgets', from the largest on:
 BUDGET_COLORS = ("#1f5f8b", "#3aa17e", "#b5651d")

@@ -1,7 +1,6 @@
-"""The benchmark's rows, as a file and as a table: python -m bench.peers.results FILE... prints what the files have."""
+"""The benchmark's rows, as a file and as a table."""
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,12 @@ def show(form: str, *values: float | None) -> str:
     return "-" if None in values else form.format(*values)
 
 
-def table_line(row: Row) -> str:
+def cells(row: Row) -> list[str]:
+    """A row of the table, in the order of COLUMNS."""
     overhead = None if row.ratio_of_medians is None else 100 * (row.ratio_of_medians - 1)
     measured = (row.undrained_after_forward_bytes, row.after_forward_bytes, row.peak_bytes)
     undrained, after_forward, peak = (None if b is None else b / GB for b in measured)
-    cells = [
+    return [
         row.dtype,
         row.config,
         row.error or show("{:.1f}", row.ms_median),
@@ -75,11 +75,10 @@ def table_line(row: Row) -> str:
         show("{:.1e}", row.norm_difference),
         "-" if row.error else row.gradients,
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def print_row(row: Row) -> None:
-    print(table_line(row), flush=True)
+    print(f"| {' | '.join(cells(row))} |", flush=True)
 
 
 def print_header() -> None:
@@ -108,16 +107,3 @@ class Results:
         part = self.out.with_name(self.out.name + ".part")
         part.write_text(json.dumps({**self.about, "rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
         part.replace(self.out)
-
-
-def main() -> None:
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    print_header()
-    for path in sys.argv[1:]:
-        for row in json.loads(Path(path).read_text())["rows"]:
-            print_row(Row(**row))
-
-
-if __name__ == "__main__":
-    main()

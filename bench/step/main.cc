@@ -1,5 +1,5 @@
 // Question: what does moving saved activations away cost a training step in time, and what does it save in memory,
-// beside plain autograd and beside copies that nothing overlaps, with the same gradients to the last bit?
+// beside plain autograd, with the same gradients to the last bit?
 //
 // Steps of plain autograd and of each configuration alternate, so that drift of the machine's clocks meets both alike.
 // Times are the host's, from before the first launch to after a device synchronisation, in default mode. Gradients are

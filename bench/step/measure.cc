@@ -110,8 +110,6 @@ Options config_options(const std::string& name, const Options& options) {
   Options chosen = options;
   if (name == "none") {
     chosen.enabled = false;
-  } else if (name == "blocking") {
-    chosen.copies = Copies::kOnComputeStream;
   } else if (name == "lean") {
     constexpr std::uint64_t kLeanBytes = std::uint64_t{512} << 20;
     constexpr std::uint64_t kLeanMinimumBytes = 4 << 10;
@@ -134,7 +132,7 @@ Options config_options(const std::string& name, const Options& options) {
     chosen.device_budget_is_a_wish = true;
   } else if (name != "offload") {
     throw std::invalid_argument("unknown configuration \"" + name +
-                                "\": there are none, blocking, offload, lean, recompute, mix, evict, checkpoint, "
+                                "\": there are none, offload, lean, recompute, mix, evict, checkpoint, "
                                 "operations:NAME,NAME..., budget:SIZE, slowdown:FRACTION, least");
   }
   return chosen;

@@ -17,13 +17,12 @@ class DeviceMemory;
 class Offloader;
 
 // The options of a configuration that is measured beside plain autograd: "none" (an offloader that is switched off),
-// "blocking" (every copy in the compute stream's own order, as torch's save_on_cpu does), "offload" (`options` as they
-// are), or "lean" (small saves move too, and stash and window have 512 MiB each unless `options` says otherwise: less
-// memory for more time), "recompute" (what is memory-bound is recomputed, and the rest kept), "mix" (as "recompute",
-// but the rest moves), "evict" (all is kept until the device has no memory left), or a plan for a budget:
-// "slowdown:0.02", "budget:12GB" (of all device memory) or "least". Or by a policy alone, whatever the size:
-// "operations:SiluBackward0,MulBackward0" (what these nodes made moves). Or "checkpoint": ebb moves nothing, and every
-// block is checkpointed. Throws std::invalid_argument for another name.
+// "offload" (`options` as they are), "lean" (small saves move too, and stash and window have 512 MiB each unless
+// `options` says otherwise: less memory for more time), "recompute" (what is memory-bound is recomputed, and the rest
+// kept), "mix" (as "recompute", but the rest moves), "evict" (all is kept until the device has no memory left), or a
+// plan for a budget: "slowdown:0.02", "budget:12GB" (of all device memory) or "least". Or by a policy alone, whatever
+// the size: "operations:SiluBackward0,MulBackward0" (what these nodes made moves). Or "checkpoint": ebb moves nothing,
+// and every block is checkpointed. Throws std::invalid_argument for another name.
 Options config_options(const std::string& name, const Options& options);
 
 // The method that goes with the configuration of this name. `offloader` has that configuration's options.

@@ -7,7 +7,7 @@
 namespace ebb {
 
 std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
-  CLI::App app("Times a training step without ebb, with blocking copies, and with ebb, side by side.", "step");
+  CLI::App app("Times a training step without ebb and with ebb, side by side.", "step");
   std::vector<std::string> shapes;
   for (const StepShape& shape : step_shapes()) {
     shapes.push_back(shape.name);
@@ -17,10 +17,9 @@ std::optional<int> parse_options(int argc, char** argv, StepOptions& options) {
   app.add_option("--dtypes", options.dtypes)
       ->check(CLI::IsMember({"float32", "tf32", "bfloat16"}))
       ->capture_default_str();
-  app.add_option(
-         "--configs", options.configs,
-         "none, blocking, offload, lean, recompute, mix, evict, checkpoint, operations:NAME,NAME..., budget:SIZE, "
-         "slowdown:FRACTION or least")
+  app.add_option("--configs", options.configs,
+                 "none, offload, lean, recompute, mix, evict, checkpoint, operations:NAME,NAME..., budget:SIZE, "
+                 "slowdown:FRACTION or least")
       ->capture_default_str();
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--warm-up", options.warm_up, "Steps of each before timing")->check(positive());

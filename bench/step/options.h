@@ -15,7 +15,7 @@ struct StepOptions {
   std::string shape = "w1";
   std::optional<int> layers;  // the shape's unless given
   std::vector<std::string> dtypes{"float32", "bfloat16"};
-  std::vector<std::string> configs{"none", "blocking", "offload"};
+  std::vector<std::string> configs{"none", "offload"};
   std::string device = "auto";
   int warm_up = 3;
   int pairs = 10;

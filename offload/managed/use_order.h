@@ -11,9 +11,9 @@
 namespace ebb {
 
 // The order in which a program uses its managed storages, and what the order so far says of the next uses. A training
-// loop repeats itself: the history is followed from the latest place where it went as it does now, and what came after
-// that place is expected again. So nobody has to say where a step begins, and forward, backward, the optimizer and
-// evaluation are learned alike.
+// loop repeats itself. The latest earlier place is found where the uses were the same as the last uses, and the uses
+// behind that place are expected again. So nobody has to say where a step begins, and forward, backward, the optimizer
+// and evaluation are learned alike.
 //
 // A wrong expectation costs time, never correctness.
 //

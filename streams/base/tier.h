@@ -29,12 +29,12 @@ struct StallStats {
   double total_ms = 0;      // for how long, together
 };
 
-// A place where the bytes of a saved storage live while they are off the device, and the two lanes that copy them out
-// and in: the one seam between moving bytes and deciding which bytes to move. Implementations:
-// PinnedTier (GPU and host memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
+// A place where the bytes of a saved storage live while they are off the device, and the two lanes that copy the bytes
+// out and in. A tier moves bytes, and its callers decide which bytes to move. Implementations: PinnedTier (GPU and host
+// memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
 //
 // Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and the streams in `after` have done
-// the work that they had been given by the call, and no later copy or compute work waits for it unless told to. All
+// the work that they had been given by the call. No later copy or compute work waits for the copy unless told to. All
 // ordering rules are thus visible in the callers' `after` lists and `wait` calls, which are the same for every tier.
 //
 // Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
@@ -65,8 +65,8 @@ class Tier {
   // waits. Does not throw the error of the work before the ticket.
   void wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket) noexcept;
 
-  // Uninitialised device memory from the pool of `stream`, or of the current stream: freed memory is there for the next
-  // allocation of that pool at once, and the stream's work alone is ordered behind the free. Throws
+  // Uninitialised device memory from the pool of `stream`, or of the current stream. The next allocation of that pool
+  // may take freed memory at once, and only the work of that stream is ordered behind the free. Throws
   // c10::OutOfMemoryError.
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes, c10::Stream stream) { return take_memory(bytes, stream); }
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) { return take_memory(bytes, current_stream()); }

@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include <c10/core/Device.h>
+
 #include "bench/common/result_rows.h"
 
 namespace ebb {
@@ -43,5 +45,10 @@ void check(const DiskPlan& plan);
 // Nothing waits for the disk's own cache, if it has one: spilled bytes need not survive a power cut. A virtual machine
 // cannot tell which caches its host has for the disk: a file of a few GiB may be read from these caches.
 void add_disk_rows(const DiskPlan& plan, ResultRows& rows);
+
+// Adds a row for each size of copies, kind of host memory, direction, and whether the other direction is busy; then
+// rows of ebb's own tier with blocks of 64 MiB, each as a ratio of the link's rate, measured in turn with the link's.
+// `repetitions`: the number that count, after a first that does not. Throws what RawLink and PinnedTierRate throw.
+void add_link_rows(c10::Device device, int repetitions, ResultRows& rows);
 
 }  // namespace ebb

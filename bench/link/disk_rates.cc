@@ -1,4 +1,4 @@
-#include "bench/link/raw_disk.h"
+#include "bench/link/disk_rates.h"
 
 #include <liburing.h>
 #include <linux/magic.h>
@@ -9,10 +9,13 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <deque>
 #include <future>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "offload/base/human_bytes.h"
@@ -46,6 +49,11 @@ void check_transfer(const DiskLoad& load, std::int64_t moved, int error) {
   }
 }
 
+[[noreturn]] void refuse_file(const std::filesystem::path& folder, std::uint64_t bytes) {
+  throw std::runtime_error("cannot make a file of " + human_bytes(bytes) + " in " + folder.string() +
+                           ": the disk is full, or a quota or the limit of a file's size is reached");
+}
+
 template <typename Pass>
 double time_gb_per_s(std::uint64_t bytes, const Pass& pass) {
   const auto start = std::chrono::steady_clock::now();
@@ -66,8 +74,7 @@ RawDisk::RawDisk(const std::filesystem::path& folder, std::uint64_t file_bytes, 
                              ": no disk's rate can be measured there");
   }
   if (!file_.grow(file_bytes)) {
-    throw std::runtime_error("cannot make a file of " + human_bytes(file_bytes) + " in " + folder.string() + ": " +
-                             file_.refusal().message());
+    refuse_file(folder, file_bytes);
   }
 }
 
@@ -129,5 +136,43 @@ double RawDisk::threads_gb_per_s(const DiskLoad& load) const {
 }
 
 std::byte* RawDisk::memory_of(std::uint64_t file_offset) const { return memory_.data() + file_offset % memory_.size(); }
+
+DiskTierRate::DiskTierRate(const std::filesystem::path& folder, std::uint64_t file_bytes, std::span<std::byte> memory,
+                           DiskIo engine)
+    : folder_(folder), file_bytes_(file_bytes), memory_(memory), tier_(folder, file_bytes, engine) {}
+
+void DiskTierRate::lease_blocks_of(std::size_t bytes) {
+  blocks_.clear();
+  for (std::uint64_t leased = 0; leased < file_bytes_; leased += bytes) {
+    std::optional<Block> block = tier_.try_acquire(bytes);
+    if (!block) {
+      refuse_file(folder_, file_bytes_);
+    }
+    blocks_.push_back(*std::move(block));
+  }
+}
+
+double DiskTierRate::gb_per_s(IoKind kind, std::size_t most_open) {
+  std::deque<Ticket> open;
+  const auto start = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (open.size() == most_open) {
+      open.front()->synchronize();
+      open.pop_front();
+    }
+    open.push_back(copy(kind, i));
+  }
+  for (const Ticket& ticket : open) {
+    ticket->synchronize();
+  }
+  const std::chrono::duration<double, std::nano> ns = std::chrono::steady_clock::now() - start;
+  return static_cast<double>(file_bytes_) / ns.count();
+}
+
+Ticket DiskTierRate::copy(IoKind kind, std::size_t index) {
+  const Block& block = blocks_[index];
+  std::byte* const memory = memory_.data() + index * block.size() % memory_.size();
+  return kind == IoKind::kRead ? tier_.copy_in(memory, block, {}) : tier_.copy_out(block, memory, {});
+}
 
 }  // namespace ebb
