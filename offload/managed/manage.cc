@@ -8,10 +8,13 @@
 #include <string>
 #include <string_view>
 
+#include <ATen/ops/clone.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/libtorch_members.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
@@ -26,33 +29,41 @@ constexpr std::string_view kOurs = "ebb: ";  // errors begin so, and the log doe
 
 const c10::DispatchKeySet kObserved(kManagedKey);
 
-// Returns false where Registry::add does.
-bool manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
-            Registry::Stays stays) {
+Registry::Added add(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
+                    Registry::Stays stays = Registry::Stays::kNo) {
   const c10::Device device = set->residency().tier().device();
   if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_nested() || !tensor.has_storage() ||
       tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
   }
   if (!set->takes(tensor)) {
-    return true;
+    return Registry::Added::kYes;
   }
-  const bool is_added = Registry::all().add(tensor.storage(), set, slot, stays);
-  if (is_added) {
+  const Registry::Added added = Registry::all().add(tensor.storage(), set, slot, stays);
+  if (added == Registry::Added::kYes) {
     key_set_of(tensor) = tensor.key_set() | kObserved;
   }
-  return is_added;
+  return added;
+}
+
+void check_room(Registry::Added added, ManagedSet& set, const at::Tensor& tensor) {
+  TORCH_CHECK(added != Registry::Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
+              human_bytes(tensor.storage().nbytes()), ": ",
+              set.residency().tier().pool_stats().refusals == 0
+                  ? "Options::capacity_bytes is used up"
+                  : "the system gives no more memory, or no more of Options::spill_folder's disk");
 }
 
 }  // namespace
 
-void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  TORCH_CHECK(manage(set, tensor, slot, Registry::Stays::kNo),
-              "ebb: another thread is using a tensor that is to be managed");
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  const Registry::Added added = add(set, tensor, /*slot=*/nullptr);
+  check_room(added, *set, tensor);
+  TORCH_CHECK(added != Registry::Added::kIsInUse, "ebb: another thread is using a tensor that is to be managed");
 }
 
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  static_cast<void>(manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
+  static_cast<void>(add(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
 }
 
 bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
@@ -81,9 +92,11 @@ bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
     }
   };
   try {
-    if (!manage(set, tensor, slot, Registry::Stays::kNo)) {
+    const Registry::Added added = add(set, tensor, slot);
+    if (added == Registry::Added::kIsInUse) {
       return false;
     }
+    check_room(added, *set, tensor);
     set->fit();
   } catch (const c10::Error& error) {
     warn(error.what_without_backtrace());
@@ -102,10 +115,29 @@ void manage_beside(const at::Tensor& parameter, const at::Tensor& state) {
   }
 }
 
+ManagedCopy copy_beside(const at::Tensor& parameter, const at::Tensor& from) {
+  const std::shared_ptr<ManagedSet> set = Registry::all().find(parameter).set;
+  if (set == nullptr) {
+    return {};
+  }
+  ManagedCopy copy{set->make_slot(), {}};
+  try {
+    const c10::InferenceMode no_inference(false);
+    copy.tensor = from.detach().clone(at::MemoryFormat::Contiguous);
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  }
+  if (add(set, copy.tensor, copy.slot) != Registry::Added::kYes) {
+    return {};
+  }
+  set->fit();
+  return copy;
+}
+
 void release(const std::shared_ptr<ManagedSet>& set, at::TensorList tensors) {
   for (const c10::Storage& storage : Registry::all().with_states_of(tensors, *set)) {
     const at::Tensor bytes = bytes_of(storage);
-    const OnDevice use(bytes);  // after what was put off
+    const Uses use(bytes);  // after what was put off
     if (const auto managed = Registry::all().find(bytes).managed) {
       managed->release();
       set->remove(managed);

@@ -1,18 +1,14 @@
 #include "offload/optimizer/background_updates.h"
 
 #include <algorithm>
-#include <iterator>
 #include <new>
 #include <system_error>
 #include <utility>
 
-#include <ATen/ops/clone.h>
-#include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
 #include "offload/base/interpreter.h"
 #include "offload/managed/manage.h"
-#include "offload/managed/postpone.h"
 
 namespace ebb {
 
@@ -36,26 +32,21 @@ bool BackgroundUpdates::update_later(const at::Tensor& parameter, const at::Tens
   if (!can_update_at_home(parameter, gradient, parts) || !has_thread()) {
     return false;
   }
-  refuse_capture(parameter);
-  release_copied_sources();
-  std::shared_ptr<HostCopy> copy;
-  if (!has_home(gradient)) {
-    copy = copy_of(gradient, parameter);
-    if (copy == nullptr) {
-      return false;
-    }
-  }
-  const std::uint64_t copied_bytes = copy == nullptr ? 0 : gradient.nbytes();
+  const std::uint64_t copied_bytes = has_home(gradient) ? 0 : gradient.nbytes();
+  reserve(copied_bytes, most_copied_bytes_ - std::min(most_copied_bytes_, copied_bytes));
   auto undo = c10::make_scope_exit([&] { release(copied_bytes); });
-  const ToDo next{update_later_at_home(parameter, gradient, copy, parts, update), copied_bytes};
+  const auto put_off = [&] { return postpone_update(parameter, gradient, parts, update, WorkAt::kHome); };
+  ToDo next{put_off(), copied_bytes};
+  if (next.work == nullptr && copied_bytes != 0) {  // whether there is room must not depend on how far the thread is
+    release(copied_bytes);
+    reserve(copied_bytes, 0);
+    next.work = put_off();
+  }
   if (next.work == nullptr) {
     return false;
   }
   try {
     const MutexLock lock(mutex_);
-    if (copy != nullptr) {
-      copies_.push_back(copy);
-    }
     to_do_.push_back(next);
   } catch (const std::bad_alloc&) {  // the update is done at the next use
     return true;
@@ -65,34 +56,11 @@ bool BackgroundUpdates::update_later(const at::Tensor& parameter, const at::Tens
   return true;
 }
 
-// With the gradient's bytes reserved; null, with none reserved, where there is no room for the copy.
-std::shared_ptr<HostCopy> BackgroundUpdates::copy_of(const at::Tensor& gradient, const at::Tensor& parameter) {
-  const std::uint64_t bytes = gradient.nbytes();
-  reserve(bytes, most_copied_bytes_ - std::min(most_copied_bytes_, bytes));
-  auto undo = c10::make_scope_exit([&] { release(bytes); });
-  at::Tensor source;
-  try {
-    source = gradient.detach().clone(at::MemoryFormat::Contiguous);
-  } catch (const c10::OutOfMemoryError&) {
-    return nullptr;
-  }
-  std::shared_ptr<HostCopy> copy = HostCopy::start(parameter, source);
-  if (copy == nullptr) {  // whether there is room must not depend on how far the thread is
-    release(bytes);
-    reserve(bytes, 0);
-    copy = HostCopy::start(parameter, source);
-  }
-  if (copy != nullptr) {
-    undo.release();
-  }
-  return copy;
-}
-
-// Blocks the calling thread until at most `most_before` bytes are reserved.
+// Blocks the calling thread until at most `most_before` bytes are reserved, unless it asks for none.
 void BackgroundUpdates::reserve(std::uint64_t bytes, std::uint64_t most_before) {
   const WithoutInterpreterLock without;  // as in the destructor
   const MutexLock lock(mutex_);
-  while (copied_bytes_ > most_before) {
+  while (bytes != 0 && copied_bytes_ > most_before) {
     mutex_.wait(changed_);
   }
   copied_bytes_ += bytes;
@@ -104,21 +72,6 @@ void BackgroundUpdates::release(std::uint64_t bytes) {
     copied_bytes_ -= bytes;
   }
   changed_.notify_all();
-}
-
-// Of copies that are over.
-void BackgroundUpdates::release_copied_sources() {
-  std::vector<std::weak_ptr<HostCopy>> copies;
-  {
-    const MutexLock lock(mutex_);
-    copies.swap(copies_);
-  }
-  std::erase_if(copies, [](const std::weak_ptr<HostCopy>& each) {
-    const std::shared_ptr<HostCopy> copy = each.lock();
-    return copy == nullptr || copy->try_to_let_go();
-  });
-  const MutexLock lock(mutex_);
-  copies_.insert(copies_.end(), std::make_move_iterator(copies.begin()), std::make_move_iterator(copies.end()));
 }
 
 // Starts the thread with the first update.

@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/managed/host_copy.h"
 #include "offload/managed/postponed_work.h"
 #include "offload/optimizer/part_update.h"
 #include "streams/base/mutex.h"
@@ -31,13 +30,11 @@ class BackgroundUpdates {
   BackgroundUpdates(const BackgroundUpdates&) = delete;
   BackgroundUpdates& operator=(const BackgroundUpdates&) = delete;
 
-  // Puts the update off, to be done by the thread or before the next use. A gradient that has no home is copied, on
-  // the device and from there home, so that the program may write to the gradient at once. Blocks the calling thread
-  // while the copies that wait for their updates would have more than `most_copied_bytes` with this one (a larger copy
-  // waits until it is alone), and while host memory has no room for the copy. The copy on the device lives until the
-  // copy home is over and the next update is put off, or its own is done. Returns false, and has updated nothing, where
-  // the update cannot be put off: not all is at home in memory, or a copy finds no room. Throws c10::Error in a forked
-  // child and in a CUDA graph's capture.
+  // Puts the update off, as postpone_update() at home, to be done by the thread or before the next use. Blocks the
+  // calling thread while the copies of gradients that wait for their updates would have more than `most_copied_bytes`
+  // with this one (a larger copy waits until it is alone), and while there is no room for the copy. Returns false, and
+  // has updated nothing, where the update cannot be put off. Throws c10::Error in a forked child and in a CUDA graph's
+  // capture.
   [[nodiscard]] bool update_later(const at::Tensor& parameter, const at::Tensor& gradient,
                                   const std::vector<Part>& parts, const Update& update);
 
@@ -47,10 +44,8 @@ class BackgroundUpdates {
     std::uint64_t copied_bytes;
   };
 
-  [[nodiscard]] std::shared_ptr<HostCopy> copy_of(const at::Tensor& gradient, const at::Tensor& parameter);
   void reserve(std::uint64_t bytes, std::uint64_t most_before);
   void release(std::uint64_t bytes);
-  void release_copied_sources();
   [[nodiscard]] bool has_thread();
   void run();
 
@@ -59,8 +54,7 @@ class BackgroundUpdates {
   Mutex mutex_;
   std::condition_variable changed_;
   std::deque<ToDo> to_do_ EBB_GUARDED_BY(mutex_);
-  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;               // reserved for updates that are not done
-  std::vector<std::weak_ptr<HostCopy>> copies_ EBB_GUARDED_BY(mutex_);  // which may be under way
+  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // reserved for updates that are not done
   bool ends_ EBB_GUARDED_BY(mutex_) = false;
   std::thread thread_ EBB_GUARDED_BY(mutex_);
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <string>
 
@@ -10,23 +9,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/variable.h>
 
-#include "offload/base/managed_key.h"
-#include "offload/managed/at_home.h"
 #include "offload/managed/manage.h"
-#include "offload/managed/postpone.h"
 #include "offload/managed/uses.h"
 
 namespace ebb {
 namespace {
 
-using torch::autograd::impl::bump_version;  // as operations do, and LibTorch's fused kernels do not
-
 constexpr std::int64_t kPiece = 1 << 21;  // elements: with 16 threads 512 KiB in float32 for each
-
-// With whose operations rows are updated. kFused: contiguous ones, on the CPU.
-enum class Kernels : std::uint8_t { kOneByOne, kFused };
 
 // A negated tensor's memory has the other sign, and a subclass may have memory elsewhere.
 bool can_be_fused(const at::Tensor& tensor) {
@@ -44,12 +34,12 @@ bool is_apart(const at::Tensor& gradient, const at::Tensor& parameter, const Par
          std::ranges::none_of(part, [&](const auto& state) { return is_of_gradient(state.second); });
 }
 
-Kernels kernels_for(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
-  const bool all = update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
-                   can_be_fused(gradient) &&
-                   std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); }) &&
-                   is_apart(gradient, rows, part);
-  return all ? Kernels::kFused : Kernels::kOneByOne;
+// Whether LibTorch's fused kernels are to update the rows.
+bool is_fused(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
+  return update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
+         can_be_fused(gradient) &&
+         std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); }) &&
+         is_apart(gradient, rows, part);
 }
 
 // Updates rows on the CPU, with all of LibTorch's threads. All tensors are contiguous and on the CPU. `rows.gradient`:
@@ -95,12 +85,12 @@ void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tens
 
 // `follows_weight`: whether a master takes the weight's value, and the weight the master's.
 void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, const Update& update,
-                 Kernels kernels, bool follows_weight) {
+                 bool follows_weight) {
   const auto master = part.find(kMaster);
   const bool has_master = master != part.end();
   const bool rounds = has_master && follows_weight;
   const at::Tensor target = has_master ? master->second : rows;
-  if (kernels == Kernels::kFused) {
+  if (is_fused(rows, gradient, part, update.update_on)) {
     update_on_cpu(*update.rule, {target, gradient, part, update.has_new_states}, rounds ? rows : at::Tensor());
     return;
   }
@@ -132,44 +122,27 @@ std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<P
   return ranges;
 }
 
-// What an update takes beside the parameter: the gradient, unless that is undefined, and then the parts' tensors.
+// What an update takes beside the parameter.
 std::vector<at::Tensor> others_of(const at::Tensor& gradient, const std::vector<Part>& parts) {
-  std::vector<at::Tensor> others;
-  if (gradient.defined()) {
-    others.push_back(gradient);
-  }
+  std::vector<at::Tensor> others{gradient};
   for (const Part& part : parts) {
-    append_tensors(part, others);
+    for (const auto& [name, state] : part) {
+      others.push_back(state);
+    }
   }
   return others;
 }
 
-// `home`: of the parameter and others_of(). `copy`: of a gradient that has no home, and that these others lack.
-void update_at_home(const AtHome& home, HostCopy* copy, const std::vector<std::string>& names, std::size_t count,
-                    const Update& update) {
-  const at::Tensor& parameter = home.tensors().front();
-  const at::Tensor gradient = copy == nullptr ? home.tensors()[1] : copy->wait();
-  const std::vector<Part> parts = as_parts(home.tensors(), copy == nullptr ? 2 : 1, names, count);
-  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    update_rows(ranges[i].of(parameter), ranges[i].of(gradient), parts[i], update, Kernels::kFused,
-                /*follows_weight=*/true);
+// others_of() of these names, with the parameter before them, as parts.
+std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors, const std::vector<std::vector<std::string>>& names) {
+  std::vector<Part> parts(names.size());
+  auto next = tensors.begin() + 2;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    for (const std::string& name : names[i]) {
+      parts[i].emplace(name, *next++);
+    }
   }
-}
-
-void update_parts(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                  const Update& update, UpdateOn update_on, bool follows_weight) {
-  const OnDevice all_parts(/*read=*/gradient, /*written=*/parameter);
-  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    std::vector<at::Tensor> tensors;
-    append_tensors(parts[i], tensors);
-    const OnDevice one_part(/*read=*/{}, /*written=*/tensors);
-    const at::Tensor rows = ranges[i].of(parameter);
-    const at::Tensor rows_gradient = ranges[i].of(gradient);
-    update_rows(rows, rows_gradient, parts[i], update, kernels_for(rows, rows_gradient, parts[i], update_on),
-                follows_weight);
-  }
+  return parts;
 }
 
 }  // namespace
@@ -181,66 +154,48 @@ bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
   if (!std::ranges::all_of(tensors, can_be_fused) || !std::ranges::all_of(parts, are_apart)) {
     return false;
   }
-  if (!has_home(gradient)) {
-    tensors.erase(tensors.begin());
-  }
-  return AtHome::is_possible(tensors);
+  return can_be_used_at_home(at::TensorList(tensors).slice(has_home(gradient) ? 0 : 1));
 }
 
 void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                const Update& update, UpdateOn update_on, bool follows_weight) {
-  if (update_on == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts)) {
+                const Update& update, bool follows_weight) {
+  const Uses all_parts(/*read=*/gradient, /*written=*/parameter);
+  const std::vector<RowRange> ranges = ranges_of(parameter, parts, update);
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    std::vector<at::Tensor> states;
+    for (const auto& [name, state] : parts[i]) {
+      states.push_back(state);
+    }
+    const Uses one_part(/*read=*/{}, /*written=*/states);
+    const at::Tensor rows = ranges[i].of(parameter);
+    update_rows(rows, ranges[i].of(gradient), parts[i], update, follows_weight);
+  }
+}
+
+std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, const at::Tensor& gradient,
+                                               const std::vector<Part>& parts, const Update& update, WorkAt at) {
+  ManagedCopy copy;
+  if (at == WorkAt::kHome && !has_home(gradient)) {
     refuse_capture(parameter);
-    const bool is_copied = !has_home(gradient);
-    const std::shared_ptr<HostCopy> copy = is_copied ? HostCopy::start(parameter, gradient) : nullptr;
-    if (copy != nullptr || !is_copied) {
-      std::vector<at::Tensor> tensors = others_of(is_copied ? at::Tensor() : gradient, parts);
-      tensors.insert(tensors.begin(), parameter);
-      if (const std::shared_ptr<AtHome> home = AtHome::of(tensors)) {
-        update_at_home(*home, copy.get(), names_of(parts.front()), parts.size(), update);
-        bump_version(parameter);
-        return;
-      }
+    copy = copy_beside(parameter, gradient);
+    if (!copy.tensor.defined()) {
+      return nullptr;
     }
   }
-  update_parts(parameter, gradient, parts, update, update_on, follows_weight);
-  if (update_on == UpdateOn::kCpu) {
-    bump_version(parameter);
+  std::vector<std::vector<std::string>> names;
+  for (const Part& part : parts) {
+    std::vector<std::string>& of_part = names.emplace_back();
+    for (const auto& [name, state] : part) {
+      of_part.push_back(name);
+    }
   }
-}
-
-bool update_at_next_use(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                        const Update& update, UpdateOn update_on) {
+  // The work has the copy of a gradient among the others alone.
   return postpone(
-      parameter, others_of(gradient, parts),
-      [names = names_of(parts.front()), count = parts.size(), update, update_on](const at::Tensor& target,
-                                                                                 const std::vector<at::Tensor>& taken) {
-        update_now(target, taken.front(), as_parts(taken, 1, names, count), update, update_on, is_managed(target));
+      parameter, others_of(copy.tensor.defined() ? copy.tensor : gradient, parts),
+      [names, update, slot = copy.slot](const std::vector<at::Tensor>& tensors, bool has_parameter) {
+        update_now(tensors[0], tensors[1], parts_of(tensors, names), update, has_parameter);
       },
-      target_use_of(update, parts));
-}
-
-std::shared_ptr<PostponedWork> update_later_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
-                                                    const std::shared_ptr<HostCopy>& copy,
-                                                    const std::vector<Part>& parts, const Update& update) {
-  const auto on_device = std::make_shared<at::Tensor>();  // the gradient, where the update cannot be done at home
-  std::function<void()> prepare;
-  if (copy != nullptr) {
-    prepare = [copy, on_device, device = parameter.device()] { *on_device = copy->wait().to(device); };
-  }
-  return postpone_at_home(
-      parameter, others_of(copy == nullptr ? gradient : at::Tensor(), parts),
-      [copy, on_device, names = names_of(parts.front()), count = parts.size(), update](
-          const at::Tensor& target, const std::vector<at::Tensor>& taken, AtHome* home) {
-        if (home != nullptr) {
-          update_at_home(*home, copy.get(), names, count, update);
-          return;
-        }
-        const at::Tensor& from = copy == nullptr ? taken.front() : *on_device;
-        const std::vector<Part> parts = as_parts(taken, copy == nullptr ? 1 : 0, names, count);
-        update_parts(target, from, parts, update, UpdateOn::kCpu, is_managed(target));
-      },
-      target_use_of(update, parts), prepare);
+      at, target_use_of(update, parts));
 }
 
 }  // namespace ebb

@@ -24,18 +24,21 @@ void Updates::update(const at::Tensor& parameter, std::vector<Part>& parts,
   const at::Tensor gradient = parameter.grad();
   TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule->name(),
               " does not support gradients that are sparse, ", "or have another layout: ", gradient.layout());
-  Update update{rule, /*has_new_states=*/false, elements_at_once_};
-  if (!parts.empty() && has_all_states(parts.front(), parameter, *rule)) {
-    if (put_off(parameter, gradient, parts, update)) {
-      torch::autograd::impl::bump_version(parameter);  // as the update would
-      return;
-    }
-  } else {
+  Update update{rule, update_on_, /*has_new_states=*/false, elements_at_once_};
+  const bool is_first = parts.empty() || !has_all_states(parts.front(), parameter, *rule);
+  if (is_first) {
     std::vector<Part> all = parts;
     update.has_new_states = add_states(all, parameter, *rule, elements_at_once_);
     parts = std::move(all);
   }
-  update_now(parameter, gradient, parts, update, update_on_, /*follows_weight=*/true);
+  if (!(!is_first && put_off(parameter, gradient, parts, update)) &&
+      !update_at_home(parameter, gradient, parts, update)) {
+    update_now(parameter, gradient, parts, update);
+    if (update_on_ == UpdateOn::kDevice) {  // by operations that say so themselves
+      return;
+    }
+  }
+  torch::autograd::impl::bump_version(parameter);
 }
 
 // Returns false where the update cannot wait: some of what it takes may be used without being seen.
@@ -47,7 +50,21 @@ bool Updates::put_off(const at::Tensor& parameter, const at::Tensor& gradient, c
     background = background_;
   }
   return (background != nullptr && background->update_later(parameter, gradient, parts, update)) ||
-         (update_in_ == UpdateIn::kNextUse && update_at_next_use(parameter, gradient, parts, update, update_on_));
+         (update_in_ == UpdateIn::kNextUse &&
+          postpone_update(parameter, gradient, parts, update, WorkAt::kDevice) != nullptr);
+}
+
+// Returns false where that is not to be, or not possible.
+bool Updates::update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+                             const Update& update) {
+  if (update_on_ == UpdateOn::kDevice || !can_update_at_home(parameter, gradient, parts)) {
+    return false;
+  }
+  const std::shared_ptr<PostponedWork> work = postpone_update(parameter, gradient, parts, update, WorkAt::kHome);
+  if (work != nullptr) {
+    work->before_use();
+  }
+  return work != nullptr;
 }
 
 void Updates::update_in_backward(const at::Tensor& parameter, std::vector<Part>& parts,

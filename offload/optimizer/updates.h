@@ -41,6 +41,8 @@ class Updates {
  private:
   [[nodiscard]] bool put_off(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
                              const Update& update);
+  [[nodiscard]] bool update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
+                                    const std::vector<Part>& parts, const Update& update);
 
   const UpdateIn update_in_;
   const UpdateOn update_on_;
