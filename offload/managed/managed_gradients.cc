@@ -52,7 +52,7 @@ class WholeGradients {
   // Manages those that the present pass has added before, and adds one.
   void add(Whole whole) {
     const int pass = backward_here();
-    std::vector<Whole> in_use = manage(take(pass));
+    std::vector<Whole> in_use = manage(take(pass, Ends::kNo));
     bool is_first = false;
     {
       const MutexLock lock(mutex_);
@@ -63,24 +63,25 @@ class WholeGradients {
     }
     if (is_first && in_backward()) {
       // The callbacks of a pass that fails are not called, but end with the pass.
-      const std::shared_ptr<void> forgets(nullptr, [pass](void* /*none*/) { static_cast<void>(all().end(pass)); });
+      const std::shared_ptr<void> forgets(nullptr, [pass](void* /*none*/) { static_cast<void>(all().take(pass, Ends::kYes)); });
       torch::autograd::Engine::get_default_engine().queue_callback(
-          [pass, forgets] { static_cast<void>(manage(all().end(pass))); });  // a forked child has another all()
+          [pass, forgets] { static_cast<void>(manage(all().take(pass, Ends::kYes))); });  // a forked child has another all()
     }
   }
 
  private:
-  // Leaves the pass with none.
-  std::vector<Whole> take(int pass) {
-    const MutexLock lock(mutex_);
-    const auto found = whole_.find(pass);
-    return found == whole_.end() ? std::vector<Whole>() : std::exchange(found->second, {});
-  }
+  enum class Ends : bool { kNo, kYes };
 
-  std::vector<Whole> end(int pass) {
+  std::vector<Whole> take(int pass, Ends ends) {
+    std::vector<Whole> taken;
     const MutexLock lock(mutex_);
-    const auto found = whole_.find(pass);
-    return found == whole_.end() ? std::vector<Whole>() : whole_.extract(found).mapped();
+    if (const auto found = whole_.find(pass); found != whole_.end()) {
+      taken.swap(found->second);
+      if (ends == Ends::kYes) {
+        whole_.erase(found);
+      }
+    }
+    return taken;
   }
 
   // Returns those that operations are using. What cannot be managed stays where it is.

@@ -132,8 +132,7 @@ void Registry::used_on(const c10::StorageImpl* storage, c10::Stream stream) {
 bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work) {
   std::vector<std::shared_ptr<PostponedWork>> done;  // and the current stream is ordered behind them
   for (;;) {
-    std::vector<std::shared_ptr<PostponedWork>> replaced;  // destroyed after the lock is released
-    const auto before = done.size();
+    std::shared_ptr<PostponedWork> left;
     {
       const MutexLock lock(mutex_);
       std::vector<Entry*> entries;
@@ -145,22 +144,21 @@ bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedW
           return false;
         }
         entries.push_back(&known->second);
-        const std::shared_ptr<PostponedWork>& left = known->second.work;
-        if (left != nullptr && !left->is_over() && std::ranges::find(done, left) == done.end()) {
-          done.push_back(left);
+        const std::shared_ptr<PostponedWork>& before = known->second.work;
+        if (before != nullptr && !before->is_over() && std::ranges::find(done, before) == done.end()) {
+          left = before;
         }
       }
-      if (done.size() == before) {
+      if (left == nullptr) {
         for (Entry* const entry : entries) {
-          replaced.push_back(std::exchange(entry->work, work));
+          done.push_back(std::exchange(entry->work, work));  // is destroyed after the lock is released
         }
         ++changes_;
         return true;
       }
     }
-    for (std::size_t i = before; i < done.size(); ++i) {
-      done[i]->before_use();
-    }
+    left->before_use();
+    done.push_back(std::move(left));
   }
 }
 

@@ -2,14 +2,12 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/thread_pool.h>
 
-#include "offload/managed/postponed_work.h"
 #include "offload/optimizer/part_update.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
@@ -39,24 +37,15 @@ class BackgroundUpdates {
                                   const std::vector<Part>& parts, const Update& update);
 
  private:
-  struct ToDo {
-    std::shared_ptr<PostponedWork> work;
-    std::uint64_t copied_bytes;
-  };
-
-  void reserve(std::uint64_t bytes, std::uint64_t most_before);
-  void release(std::uint64_t bytes);
-  [[nodiscard]] bool has_thread();
-  void run();
+  [[nodiscard]] std::shared_ptr<const void> reserve(std::uint64_t bytes, std::uint64_t most_before);
+  [[nodiscard]] c10::ThreadPool* thread();
 
   const std::uint64_t most_copied_bytes_;
   const ProcessMark made_in_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<ToDo> to_do_ EBB_GUARDED_BY(mutex_);
   std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // reserved for updates that are not done
-  bool ends_ EBB_GUARDED_BY(mutex_) = false;
-  std::thread thread_ EBB_GUARDED_BY(mutex_);
+  std::unique_ptr<c10::ThreadPool> thread_ EBB_GUARDED_BY(mutex_);  // set once, by the first update
 };
 
 }  // namespace ebb

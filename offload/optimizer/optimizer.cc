@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
 #include "offload/base/gradient_hook.h"
@@ -184,5 +185,30 @@ void Optimizer::place_loaded_states() {
     }
   }
 }
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
+                                      UpdateIn update_in, UpdateOn update_on)
+    : Optimizer(&rule_of<Options>, groups, std::make_unique<Options>(std::move(defaults)), update_in, update_on) {}
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(std::vector<at::Tensor> parameters, Options defaults, UpdateIn update_in,
+                                      UpdateOn update_on)
+    : OptimizerWith({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update_in,
+                    update_on) {}
+
+template <typename Options>
+void OptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<OptimizerState, Options>(archive, *this);
+}
+
+template <typename Options>
+void OptimizerWith<Options>::load(torch::serialize::InputArchive& archive) {
+  load_by([&] { torch::optim::serialize<OptimizerState, Options>(archive, *this); });
+}
+
+template class OptimizerWith<torch::optim::AdamWOptions>;
+template class OptimizerWith<torch::optim::AdamOptions>;
+template class OptimizerWith<torch::optim::SGDOptions>;
 
 }  // namespace ebb
