@@ -136,7 +136,7 @@ class Optimizer : public torch::optim::Optimizer {
 
   void check_options() const;
   void place_loaded_states();
-  void update_in_backward(const at::Tensor& parameter, std::size_t place);
+  void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options, bool in_backward);
   [[nodiscard]] const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter, std::size_t place) const;
   OptimizerState& state_of(const at::Tensor& parameter);
 

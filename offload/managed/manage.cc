@@ -1,7 +1,5 @@
 #include "offload/managed/manage.h"
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
@@ -66,31 +64,7 @@ void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
   static_cast<void>(add(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
 }
 
-bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  if (is_managed(tensor)) {
-    return true;
-  }
-  if (const auto by = Registry::all().find(tensor.storage().unsafeGetStorageImpl()).set; by != nullptr && by != set) {
-    return false;
-  }
-  manage_around(set, tensor);
-  // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  constexpr std::size_t kCallersAndOneMore = 2;
-  if (references_to(tensor) > kCallersAndOneMore) {
-    key_set_of(tensor) = tensor.key_set() - kObserved;
-    return false;
-  }
-  return true;
-}
-
 bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  const auto warn = [&](std::string_view why) {
-    if (set->is_first_refusal()) {
-      why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
-      log_warning("gradients or optimizer states stay on the device: " + std::string(why));
-    }
-  };
   try {
     const Registry::Added added = add(set, tensor, slot);
     if (added == Registry::Added::kIsInUse) {
@@ -98,10 +72,13 @@ bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
     }
     check_room(added, *set, tensor);
     set->fit();
-  } catch (const c10::Error& error) {
-    warn(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    warn(error.what());
+    if (set->is_first_refusal()) {
+      std::string_view why = error.what();
+      why = why.substr(0, why.find('\n'));  // without LibTorch's backtrace
+      why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
+      log_warning("gradients or optimizer states stay on the device: " + std::string(why));
+    }
   }
   return true;
 }

@@ -20,11 +20,6 @@ void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
 // As manage(), for a tensor whose storage stays where it is, and gets no home: the set manages only what belongs to it.
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
 
-// Has operations on the tensor be observed from now on, so that manage() knows of those under way. The storage stays
-// where it is. Returns false, and does nothing, where an operation that is not observed may be using the tensor:
-// somebody else refers to it than the caller and one more. Threads: any.
-[[nodiscard]] bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor);
-
 // As manage(), but where the set has no room for the tensor's home, the tensor stays, which costs memory only. The
 // set's first such refusal is logged. `slot`: as for ManagedSet::add. Returns false, and does nothing, while an
 // operation is using a tensor that is watched.

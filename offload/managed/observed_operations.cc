@@ -48,7 +48,7 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     }
     return;
   }
-  if (traits.kind == Kind::kPlaceByPlace && run_in_parts(operation, traits, *stack)) {
+  if (traits.kind == Kind::kPlaceByPlace && run_in_parts(operation, *stack)) {
     return;
   }
   const auto run = [&](Uses& uses) {

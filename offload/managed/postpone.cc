@@ -26,22 +26,6 @@ std::shared_ptr<const Tensors> use_at_home_if_possible(const Tensors& tensors) {
   return home != nullptr ? home : use_on_device(tensors);
 }
 
-// Has the bytes of all of these be about to change, as long as the result lives.
-std::shared_ptr<const void> are_about_to_change(const std::vector<Registry::Found>& found) {
-  std::vector<std::weak_ptr<ManagedStorage>> changing;
-  for (const Registry::Found& each : found) {
-    changing.push_back(each.managed);
-    each.managed->set_is_about_to_change(true);
-  }
-  return {nullptr, [changing = std::move(changing)](const void* /*none*/) {
-            for (const std::weak_ptr<ManagedStorage>& each : changing) {
-              if (const std::shared_ptr<ManagedStorage> storage = each.lock()) {
-                storage->set_is_about_to_change(false);
-              }
-            }
-          }};
-}
-
 }  // namespace
 
 std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work,
@@ -57,22 +41,24 @@ std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList
     }
   }
   refuse_capture(target);
-  if (at == WorkAt::kHome) {
+  const auto are_about_to_change = [&](bool are_about_to) {  // until the work uses the bytes
     for (const Registry::Found& each : found) {
-      if (each.work != nullptr) {  // it ends with saying that nothing is about to change
+      each.managed->set_is_about_to_change(are_about_to);
+    }
+  };
+  if (at == WorkAt::kHome) {
+    for (const Registry::Found& each : found) {  // what was put off before changes the bytes first
+      if (each.work != nullptr) {
         each.work->before_use();
       }
     }
-    work = [work = std::move(work), changes = are_about_to_change(found)](const Tensors& tensors,
-                                                                          bool has_target) mutable {
-      const std::shared_ptr<const void> until_done = std::move(changes);
-      work(tensors, has_target);
-    };
+    are_about_to_change(true);  // before the work can run
   }
   auto postponed = std::make_shared<PostponedWork>(found.front().set->shared_residency(), target, others,
                                                    at == WorkAt::kHome ? &use_at_home_if_possible : &use_on_device,
                                                    std::move(work), target_use);
   if (!Registry::all().postpone(all, postponed)) {
+    are_about_to_change(false);
     return nullptr;
   }
   if (at == WorkAt::kHome) {

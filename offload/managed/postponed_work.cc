@@ -29,21 +29,17 @@ at::Tensor like(const at::Tensor& tensor, c10::Storage storage) {
   return at::Tensor(std::move(made));
 }
 
-c10::Storage without_bytes(c10::Device device) {
-  return {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
-          /*resizable=*/false};
-}
-
 }  // namespace
 
 PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others,
                              Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
       target_storage_(target.storage().getWeakStorageImpl()),
-      target_(like(target, without_bytes(target.device()))),
+      target_(like(target, residency_->no_bytes())),
+      bring_(bring),
       target_use_(target_use),
       stream_(residency_->tier().current_stream()),
-      held_{std::move(bring), std::move(work), {}} {
+      held_{std::move(work), {}} {
   for (const at::Tensor& other : others) {
     held_.tensors.push_back(other.variable_data());
   }
@@ -97,8 +93,7 @@ void PostponedWork::run_locked(Held& held) {
   held.tensors.push_back(storage ? like(target_, c10::Storage(storage))
                                  : at::empty_strided(target_.sizes(), target_.strides(), target_.options()));
   held.tensors.insert(held.tensors.end(), held_.tensors.begin(), held_.tensors.end());
-  const std::shared_ptr<const Tensors> brought = held_.bring(held.tensors);
-  held.bring = std::exchange(held_.bring, nullptr);
+  const std::shared_ptr<const Tensors> brought = bring_(held.tensors);
   held.work = std::exchange(held_.work, nullptr);
   held_.tensors.clear();
   has_run_ = true;

@@ -35,7 +35,7 @@ class PostponedWork {
 
   // Has the bytes of the tensors where the work is to use them, as long as the result lives: on the device these
   // tensors themselves, which outlive the result.
-  using Bring = std::function<std::shared_ptr<const Tensors>(const Tensors& tensors)>;
+  using Bring = std::shared_ptr<const Tensors> (*)(const Tensors& tensors);
 
   // kRead: what the work writes to `others` depends on the target's values.
   enum class TargetUse : std::uint8_t { kWritten, kRead };
@@ -70,7 +70,6 @@ class PostponedWork {
 
  private:
   struct Held {
-    Bring bring;
     Work work;
     Tensors tensors;  // destroyed first; the others, and while the work runs the target before them
   };
@@ -80,6 +79,7 @@ class PostponedWork {
   const std::shared_ptr<Residency> residency_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> target_storage_;
   const at::Tensor target_;  // without its bytes
+  const Bring bring_;
   const TargetUse target_use_;
   const c10::Stream stream_;
   std::atomic<bool> has_run_{false};

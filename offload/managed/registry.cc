@@ -56,12 +56,8 @@ std::vector<Registry::Found> Registry::managed() {
 
 Registry::Added Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                               const ManagedSet::Slot& slot, Stays stays) {
-  const auto may_have_many_dead = [this] {
-    const SharedLock lock(mutex_);
-    return entries_.size() >= look_for_dead_at_;
-  };
   const auto try_to_add = [&](LookedForDead looked) { return this->try_to_add(storage, set, slot, stays, looked); };
-  Added added = may_have_many_dead() ? Added::kNoRoom : try_to_add(LookedForDead::kNo);
+  Added added = try_to_add(LookedForDead::kNo);
   if (added == Added::kNoRoom) {  // storages that have ended, and works that nobody can see, may hold the room
     forget_the_dead();
     added = try_to_add(LookedForDead::kYes);
@@ -76,6 +72,9 @@ Registry::Added Registry::add(const c10::Storage& storage, const std::shared_ptr
 Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                                      const ManagedSet::Slot& slot, Stays stays, LookedForDead looked) {
   const MutexLock lock(mutex_);
+  if (looked == LookedForDead::kNo && entries_.size() >= look_for_dead_at_) {
+    return Added::kNoRoom;
+  }
   Entry entry{storage.getWeakStorageImpl(), set};
   const auto known = entries_.find(storage.unsafeGetStorageImpl());
   if (known != entries_.end()) {

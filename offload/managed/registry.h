@@ -99,7 +99,8 @@ class Registry {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> parameter = {};  // whose state the storage is
   };
 
-  // kNo: returns kNoRoom, too, where the set has no room for what would stay within its bound.
+  // kNo: returns kNoRoom, too, where the set has no room for what would stay within its bound, and where the table has
+  // become large.
   enum class LookedForDead : bool { kNo, kYes };
   [[nodiscard]] Added try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                                  const ManagedSet::Slot& slot, Stays stays, LookedForDead looked);

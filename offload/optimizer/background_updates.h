@@ -44,7 +44,7 @@ class BackgroundUpdates {
   const ProcessMark made_in_;
   Mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // reserved for updates that are not done
+  std::uint64_t copied_bytes_ EBB_GUARDED_BY(mutex_) = 0;           // reserved for updates that are not done
   std::unique_ptr<c10::ThreadPool> thread_ EBB_GUARDED_BY(mutex_);  // set once, by the first update
 };
 

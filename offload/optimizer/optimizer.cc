@@ -70,8 +70,11 @@ Optimizer::Optimizer(RuleOf rule_of, const std::vector<torch::optim::OptimizerPa
     for (std::size_t place = 0; place < group.params().size(); ++place) {
       after_each_gradient(group.params()[place], this,
                           [weak = std::weak_ptr(shared_->self), place](const at::Tensor& here) {
-                            if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
-                              (*self)->update_in_backward(here, place);
+                            const std::shared_ptr<Optimizer*> self = weak.lock();
+                            const OptimizerOptions* const options =
+                                self != nullptr && here.grad().defined() ? (*self)->options_of(here, place) : nullptr;
+                            if (options != nullptr) {
+                              (*self)->update(here, *options, /*in_backward=*/true);
                             }
                           });
     }
@@ -96,9 +99,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.grad().defined()) {
-        OptimizerState& state = state_of(parameter);
-        shared_->updates.update(parameter, state.parts, rule_of_(group.options(), state.step + 1));
-        state.step += 1;
+        update(parameter, group.options(), /*in_backward=*/false);
       }
     }
   }
@@ -133,15 +134,13 @@ const OptimizerOptions* Optimizer::options_of(const at::Tensor& parameter, std::
   return nullptr;
 }
 
-void Optimizer::update_in_backward(const at::Tensor& parameter, std::size_t place) {
-  const OptimizerOptions* const options = parameter.grad().defined() ? options_of(parameter, place) : nullptr;
-  if (options != nullptr) {
-    OptimizerState& state = state_of(parameter);
-    const std::shared_ptr<UpdateRule> rule = rule_of_(*options, state.step + 1);
-    rule->check();
-    shared_->updates.update_in_backward(parameter, state.parts, rule);
-    state.step += 1;
-  }
+void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& options, bool in_backward) {
+  OptimizerState& state = state_of(parameter);
+  const std::shared_ptr<UpdateRule> rule = rule_of_(options, state.step + 1);
+  rule->check();  // the program may have changed the options
+  shared_->updates.update(parameter, state.parts, rule,
+                          in_backward ? Updates::Called::kInBackward : Updates::Called::kInStep);
+  state.step += 1;
 }
 
 OptimizerState& Optimizer::state_of(const at::Tensor& parameter) {

@@ -24,22 +24,14 @@ bool can_be_fused(const at::Tensor& tensor) {
          !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
-// Where a gradient is the parameter or a state, one operation after the other sees what those before have written, and
-// a fused kernel does not.
-bool is_apart(const at::Tensor& gradient, const at::Tensor& parameter, const Part& part) {
-  const auto is_of_gradient = [&](const at::Tensor& other) {
-    return gradient.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
+// Whether fused kernels take these. Where a gradient is the parameter or a state, one operation after the other sees
+// what those before have written, and a fused kernel does not.
+bool can_be_fused(const at::Tensor& parameter, const at::Tensor& gradient, const Part& part) {
+  const auto can_be_beside_gradient = [&](const at::Tensor& other) {
+    return can_be_fused(other) && gradient.storage().unsafeGetStorageImpl() != other.storage().unsafeGetStorageImpl();
   };
-  return !is_of_gradient(parameter) &&
-         std::ranges::none_of(part, [&](const auto& state) { return is_of_gradient(state.second); });
-}
-
-// Whether LibTorch's fused kernels are to update the rows.
-bool is_fused(const at::Tensor& rows, const at::Tensor& gradient, const Part& part, UpdateOn update_on) {
-  return update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows) &&
-         can_be_fused(gradient) &&
-         std::ranges::all_of(part, [](const auto& state) { return can_be_fused(state.second); }) &&
-         is_apart(gradient, rows, part);
+  return can_be_fused(gradient) && can_be_beside_gradient(parameter) &&
+         std::ranges::all_of(part, [&](const auto& state) { return can_be_beside_gradient(state.second); });
 }
 
 // Updates rows on the CPU, with all of LibTorch's threads. All tensors are contiguous and on the CPU. `rows.gradient`:
@@ -51,34 +43,30 @@ bool is_fused(const at::Tensor& rows, const at::Tensor& gradient, const Part& pa
 // hardly more bytes pass the memory than a kernel for both types would read and write.
 void update_on_cpu(const UpdateRule& rule, const RowUpdate& rows, const at::Tensor& rounded) {
   const at::NoGradGuard no_grad;
-  const at::Tensor target = rows.target.view({-1});
-  const at::Tensor gradient = rows.gradient.view({-1});
-  const at::Tensor result = rounded.defined() ? rounded.view({-1}) : at::Tensor();
+  const std::int64_t elements = rows.target.numel();
+  const bool is_converted = rows.gradient.scalar_type() != rows.target.scalar_type();
+  const auto room_for_piece = [&](const at::TensorOptions& kind) {
+    return at::empty({std::min(kPiece, elements)}, kind);
+  };
+  const at::Tensor converted = is_converted ? room_for_piece(rows.target.options()) : at::Tensor();
   const at::Tensor before =  // what the target rounds to
-      rounded.defined() ? at::empty({std::min(kPiece, target.numel())}, rounded.options()) : at::Tensor();
-  std::map<std::string, at::Tensor> states;
-  for (const auto& [name, state] : rows.states) {
-    states.emplace(name, state.view({-1}));
-  }
-  const bool is_converted = gradient.scalar_type() != target.scalar_type();
-  const at::Tensor converted =
-      is_converted ? at::empty({std::min(kPiece, target.numel())}, target.options()) : at::Tensor();
-  for (std::int64_t begin = 0; begin < target.numel(); begin += kPiece) {
-    const std::int64_t size = std::min(kPiece, target.numel() - begin);
-    const auto piece = [&](const at::Tensor& whole) { return whole.narrow(0, begin, size); };
-    std::map<std::string, at::Tensor> piece_states;
-    for (const auto& [name, state] : states) {
-      piece_states.emplace(name, piece(state));
+      rounded.defined() ? room_for_piece(rounded.options()) : at::Tensor();
+  for (std::int64_t begin = 0; begin < elements; begin += kPiece) {
+    const std::int64_t size = std::min(kPiece, elements - begin);
+    const auto piece = [&](const at::Tensor& whole) { return whole.view({-1}).narrow(0, begin, size); };
+    std::map<std::string, at::Tensor> states;
+    for (const auto& [name, state] : rows.states) {
+      states.emplace(name, piece(state));
     }
-    const at::Tensor piece_target = piece(target);
-    const at::Tensor piece_gradient =
-        is_converted ? converted.narrow(0, 0, size).copy_(piece(gradient)) : piece(gradient);
-    if (result.defined() && !at::equal(before.narrow(0, 0, size).copy_(piece_target), piece(result))) {
-      follow_weight(piece_target, piece(result));  // which makes tensors of the piece's size
+    const at::Tensor target = piece(rows.target);
+    const at::Tensor gradient =
+        is_converted ? converted.narrow(0, 0, size).copy_(piece(rows.gradient)) : piece(rows.gradient);
+    if (rounded.defined() && !at::equal(before.narrow(0, 0, size).copy_(target), piece(rounded))) {
+      follow_weight(target, piece(rounded));  // which makes tensors of the piece's size
     }
-    rule.update_fused({piece_target, piece_gradient, piece_states, rows.has_new_states});
-    if (result.defined()) {
-      piece(result).copy_(piece_target);
+    rule.update_fused({target, gradient, states, rows.has_new_states});
+    if (rounded.defined()) {
+      piece(rounded).copy_(target);
     }
   }
 }
@@ -90,7 +78,7 @@ void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part&
   const bool has_master = master != part.end();
   const bool rounds = has_master && follows_weight;
   const at::Tensor target = has_master ? master->second : rows;
-  if (is_fused(rows, gradient, part, update.update_on)) {
+  if (update.update_on == UpdateOn::kCpu && rows.is_cpu() && gradient.is_cpu() && can_be_fused(rows, gradient, part)) {
     update_on_cpu(*update.rule, {target, gradient, part, update.has_new_states}, rounds ? rows : at::Tensor());
     return;
   }
@@ -133,27 +121,24 @@ std::vector<at::Tensor> others_of(const at::Tensor& gradient, const std::vector<
   return others;
 }
 
-// others_of() of these names, with the parameter before them, as parts.
-std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors, const std::vector<std::vector<std::string>>& names) {
-  std::vector<Part> parts(names.size());
-  auto next = tensors.begin() + 2;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    for (const std::string& name : names[i]) {
-      parts[i].emplace(name, *next++);
+// Sets the tensors, in the order of others_of(). None: to undefined ones.
+void set_states(std::vector<Part>& parts, at::TensorList states) {
+  const at::Tensor* next = states.begin();
+  for (Part& part : parts) {
+    for (auto& [name, state] : part) {
+      state = states.empty() ? at::Tensor() : *next++;
     }
   }
-  return parts;
 }
 
 }  // namespace
 
 bool can_update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts) {
-  const auto are_apart = [&](const Part& part) { return is_apart(gradient, parameter, part); };
-  std::vector<at::Tensor> tensors = others_of(gradient, parts);
-  tensors.push_back(parameter);
-  if (!std::ranges::all_of(tensors, can_be_fused) || !std::ranges::all_of(parts, are_apart)) {
+  if (!std::ranges::all_of(parts, [&](const Part& part) { return can_be_fused(parameter, gradient, part); })) {
     return false;
   }
+  std::vector<at::Tensor> tensors = others_of(gradient, parts);
+  tensors.push_back(parameter);
   return can_be_used_at_home(at::TensorList(tensors).slice(has_home(gradient) ? 0 : 1));
 }
 
@@ -182,18 +167,14 @@ std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, cons
       return nullptr;
     }
   }
-  std::vector<std::vector<std::string>> names;
-  for (const Part& part : parts) {
-    std::vector<std::string>& of_part = names.emplace_back();
-    for (const auto& [name, state] : part) {
-      of_part.push_back(name);
-    }
-  }
-  // The work has the copy of a gradient among the others alone.
+  std::vector<Part> names = parts;
+  set_states(names, {});  // the work gets the tensors, and has the copy of a gradient by these alone
   return postpone(
       parameter, others_of(copy.tensor.defined() ? copy.tensor : gradient, parts),
       [names, update, slot = copy.slot](const std::vector<at::Tensor>& tensors, bool has_parameter) {
-        update_now(tensors[0], tensors[1], parts_of(tensors, names), update, has_parameter);
+        std::vector<Part> taken = names;
+        set_states(taken, at::TensorList(tensors).slice(2));
+        update_now(tensors[0], tensors[1], taken, update, has_parameter);
       },
       at, target_use_of(update, parts));
 }

@@ -19,26 +19,35 @@ Updates::Updates(UpdateIn update_in, UpdateOn update_on, std::int64_t elements_a
 }
 
 void Updates::update(const at::Tensor& parameter, std::vector<Part>& parts,
-                     const std::shared_ptr<const UpdateRule>& rule) {
+                     const std::shared_ptr<const UpdateRule>& rule, Called called) {
+  if (called == Called::kInBackward) {
+    const MutexLock lock(mutex_);
+    TORCH_CHECK(updated_.insert(parameter.unsafeGetTensorImpl()).second, "ebb: ", rule->name(),
+                " that updates in backward got a parameter's second gradient before step(). Each backward pass is a "
+                "step there, so gradients cannot be accumulated: call step() after each, or update in step()");
+  }
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = parameter.grad();
   TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule->name(),
               " does not support gradients that are sparse, ", "or have another layout: ", gradient.layout());
   Update update{rule, update_on_, /*has_new_states=*/false, elements_at_once_};
-  const bool is_first = parts.empty() || !has_all_states(parts.front(), parameter, *rule);
-  if (is_first) {
+  const bool can_wait = !parts.empty() && has_all_states(parts.front(), parameter, *rule);
+  if (!can_wait) {
     std::vector<Part> all = parts;
     update.has_new_states = add_states(all, parameter, *rule, elements_at_once_);
     parts = std::move(all);
   }
-  if (!(!is_first && put_off(parameter, gradient, parts, update)) &&
-      !update_at_home(parameter, gradient, parts, update)) {
+  const bool is_elsewhere =
+      (can_wait && put_off(parameter, gradient, parts, update)) || update_at_home(parameter, gradient, parts, update);
+  if (!is_elsewhere) {
     update_now(parameter, gradient, parts, update);
-    if (update_on_ == UpdateOn::kDevice) {  // by operations that say so themselves
-      return;
-    }
   }
-  torch::autograd::impl::bump_version(parameter);
+  if (is_elsewhere || update_on_ == UpdateOn::kCpu) {  // otherwise the operations have done so
+    torch::autograd::impl::bump_version(parameter);
+  }
+  if (called == Called::kInBackward) {
+    parameter.mutable_grad().reset();
+  }
 }
 
 // Returns false where the update cannot wait: some of what it takes may be used without being seen.
@@ -65,18 +74,6 @@ bool Updates::update_at_home(const at::Tensor& parameter, const at::Tensor& grad
     work->before_use();
   }
   return work != nullptr;
-}
-
-void Updates::update_in_backward(const at::Tensor& parameter, std::vector<Part>& parts,
-                                 const std::shared_ptr<const UpdateRule>& rule) {
-  {
-    const MutexLock lock(mutex_);
-    TORCH_CHECK(updated_.insert(parameter.unsafeGetTensorImpl()).second, "ebb: ", rule->name(),
-                " that updates in backward got a parameter's second gradient before step(). Each backward pass is a "
-                "step there, so gradients cannot be accumulated: call step() after each, or update in step()");
-  }
-  update(parameter, parts, rule);
-  parameter.mutable_grad().reset();
 }
 
 void Updates::end_step() {

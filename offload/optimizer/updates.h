@@ -25,14 +25,14 @@ class Updates {
   Updates(const Updates&) = delete;
   Updates& operator=(const Updates&) = delete;
 
-  // Updates the parameter by its gradient, or puts the update off. `parts`: the parameter's states so far, which get
-  // those that are missing. Throws c10::Error for a gradient that is not dense, and what operations throw.
-  void update(const at::Tensor& parameter, std::vector<Part>& parts, const std::shared_ptr<const UpdateRule>& rule);
+  // kInBackward: the gradient has just become whole, and is let go of behind the update.
+  enum class Called : bool { kInStep, kInBackward };
 
-  // As update(), for a gradient that has just become whole, and is then let go of. Throws c10::Error for a parameter's
-  // second gradient since end_step(), which stays.
-  void update_in_backward(const at::Tensor& parameter, std::vector<Part>& parts,
-                          const std::shared_ptr<const UpdateRule>& rule);
+  // Updates the parameter by its gradient, or puts the update off. `parts`: the parameter's states so far, which get
+  // those that are missing. Throws c10::Error for a gradient that is not dense and, in backward, for a parameter's
+  // second gradient since end_step(), which stays; and what operations throw.
+  void update(const at::Tensor& parameter, std::vector<Part>& parts, const std::shared_ptr<const UpdateRule>& rule,
+              Called called);
   void end_step();
 
   // Ends the thread that does updates. Those that it has not begun are done at their parameters' next uses.

@@ -85,7 +85,7 @@ class ManagedWorld : public OrderingWorld {
   std::shared_ptr<PostponedWork> postpone_write(std::size_t which, float value) {
     return std::make_shared<PostponedWork>(
         runtime->shared_residency(), tensors_[which], at::TensorList(),
-        [](const PostponedWork::Tensors&) { return std::make_shared<const PostponedWork::Tensors>(); },
+        [](const auto&) { return std::make_shared<const PostponedWork::Tensors>(); },
         [this, which, value, stream = SimulatedStreamGuard::current()](const PostponedWork::Tensors&, bool) {
           const SimulatedStreamGuard there(stream);  // c10's guards know no such
           write(which, value);
