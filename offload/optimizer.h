@@ -52,9 +52,8 @@ enum class UpdateOn : std::uint8_t {
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
   // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread does so beside whatever the GPU
   // does, and an error in an update comes from the parameter's next use. A gradient that is not managed, as in
-  // backward, is copied on the device, and the copy goes home. At most 2 GiB of an optimizer's copies, or one that is
-  // larger, wait for their updates there, beside the homes. On the device a copy lives until it is home and the next
-  // update is put off, or its own is done.
+  // backward, is copied, and the copy is managed until its update is done: on the device within
+  // Parameters::device_bytes. At most 2 GiB of an optimizer's copies, or one that is larger, wait for their updates.
   //
   // LibTorch's fused kernels are used, which round differently: after one step from the same state, a weight in float32
   // differs from kDevice's by at most 8 units in the last place of the largest of its values before and after and the

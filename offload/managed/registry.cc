@@ -103,7 +103,7 @@ Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::sha
       return Added::kNoRoom;
     }
     entry.managed = managed;
-  } else {
+  } else if (!entry.resident) {
     entry.watched = std::make_shared<char>();
   }
   entries_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(entry));
@@ -112,18 +112,10 @@ Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::sha
 }
 
 void Registry::used_on(const c10::StorageImpl* storage, c10::Stream stream) {
-  const auto is_new = [&](const Entry& entry) {
-    return std::ranges::find(entry.watched_on, stream) == entry.watched_on.end();
-  };
-  {
-    const SharedLock lock(mutex_);
-    const auto known = entries_.find(storage);
-    if (known == entries_.end() || !is_new(known->second)) {
-      return;
-    }
-  }
   const MutexLock lock(mutex_);
-  if (const auto known = entries_.find(storage); known != entries_.end() && is_new(known->second)) {
+  const auto known = entries_.find(storage);
+  if (known != entries_.end() &&
+      std::ranges::find(known->second.watched_on, stream) == known->second.watched_on.end()) {
     known->second.watched_on.push_back(stream);
   }
 }

@@ -40,10 +40,11 @@ class Registry {
   enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
 
   struct Found {
-    std::shared_ptr<ManagedSet> set;                       // null where the storage is not known; outlives `managed`
-    std::shared_ptr<ManagedStorage> managed;               // null where the storage stays on the device
-    std::shared_ptr<PostponedWork> work;                   // null where nothing is left to be done
-    std::shared_ptr<const void> use_of_watched = nullptr;  // of a storage that stays: to be held while it is used
+    std::shared_ptr<ManagedSet> set;          // null where the storage is not known; outlives `managed`
+    std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
+    std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
+    // Of a storage that stays and may get a home later: to be held while it is used.
+    std::shared_ptr<const void> use_of_watched = nullptr;
   };
 
   static Registry& all();
@@ -68,7 +69,7 @@ class Registry {
   [[nodiscard]] Added add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
                           const ManagedSet::Slot& slot, Stays stays);
 
-  // Notes a use of a storage that stays, for when it gets a home. The caller holds Found::use_of_watched.
+  // Notes a use of such a storage. The caller holds Found::use_of_watched.
   void used_on(const c10::StorageImpl* storage, c10::Stream stream);
 
   // Has the work done before the next use of any of these tensors' storages. Work that was left before is done first,
@@ -94,7 +95,7 @@ class Registry {
     std::weak_ptr<ManagedStorage> managed{};    // empty where the storage stays on the device
     std::optional<Gauge::Lease> resident = {};  // of a storage that stays there within the set's bound
     std::shared_ptr<PostponedWork> work = {};   // before the next use; null: none
-    std::shared_ptr<const void> watched = {};   // has a reference of each use; null where the storage has a home
+    std::shared_ptr<const void> watched = {};   // has a reference of each use; of a storage that may get a home later
     std::vector<c10::Stream> watched_on = {};   // the streams of these uses
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> parameter = {};  // whose state the storage is
   };

@@ -74,8 +74,10 @@ void Uses::add(const at::Tensor& tensor, bool written) {
   }
   const c10::Stream stream = found.set->residency().tier().current_stream();
   if (found.managed == nullptr) {
-    Registry::all().used_on(storage, stream);
-    watched_.push_back(std::move(found.use_of_watched));
+    if (found.use_of_watched != nullptr) {
+      Registry::all().used_on(storage, stream);
+      watched_.push_back(std::move(found.use_of_watched));
+    }
     return;
   }
   found.set->residency().check_process();

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include "offload/managed/manage.h"
@@ -32,6 +33,11 @@ bool can_be_fused(const at::Tensor& parameter, const at::Tensor& gradient, const
   };
   return can_be_fused(gradient) && can_be_beside_gradient(parameter) &&
          std::ranges::all_of(part, [&](const auto& state) { return can_be_beside_gradient(state.second); });
+}
+
+// Has a master take the weight's value wherever the master does not round to it: the program has written the weight.
+void follow_weight(const at::Tensor& master, const at::Tensor& weight) {
+  master.copy_(at::where(master.to(weight.scalar_type()).eq(weight), master, weight.to(master.scalar_type())));
 }
 
 // Updates rows on the CPU, with all of LibTorch's threads. All tensors are contiguous and on the CPU. `rows.gradient`:
@@ -90,12 +96,6 @@ void update_rows(const at::Tensor& rows, const at::Tensor& gradient, const Part&
   if (rounds) {
     rows.copy_(target);
   }
-}
-
-// kRead where the parameter's values go into its states.
-PostponedWork::TargetUse target_use_of(const Update& update, const std::vector<Part>& parts) {
-  const bool reads = update.rule->do_states_take_target() && !parts.front().empty() && !parts.front().contains(kMaster);
-  return reads ? PostponedWork::TargetUse::kRead : PostponedWork::TargetUse::kWritten;
 }
 
 std::vector<RowRange> ranges_of(const at::Tensor& parameter, const std::vector<Part>& parts, const Update& update) {
@@ -167,6 +167,8 @@ std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, cons
       return nullptr;
     }
   }
+  const bool reads_parameter =  // into its states
+      update.rule->do_states_take_target() && !parts.front().empty() && !parts.front().contains(kMaster);
   std::vector<Part> names = parts;
   set_states(names, {});  // the work gets the tensors, and has the copy of a gradient by these alone
   return postpone(
@@ -176,7 +178,19 @@ std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, cons
         set_states(taken, at::TensorList(tensors).slice(2));
         update_now(tensors[0], tensors[1], taken, update, has_parameter);
       },
-      at, target_use_of(update, parts));
+      at, reads_parameter ? PostponedWork::TargetUse::kRead : PostponedWork::TargetUse::kWritten);
+}
+
+bool update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
+                    const Update& update) {
+  if (update.update_on == UpdateOn::kDevice || !can_update_at_home(parameter, gradient, parts)) {
+    return false;
+  }
+  const std::shared_ptr<PostponedWork> work = postpone_update(parameter, gradient, parts, update, WorkAt::kHome);
+  if (work != nullptr) {
+    work->before_use();
+  }
+  return work != nullptr;
 }
 
 }  // namespace ebb

@@ -40,4 +40,9 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
                                                              const std::vector<Part>& parts, const Update& update,
                                                              WorkAt at);
 
+// Updates the parameter at home, on the calling thread. Returns false, and has done nothing, where that is not
+// possible, or for UpdateOn::kDevice.
+[[nodiscard]] bool update_at_home(const at::Tensor& parameter, const at::Tensor& gradient,
+                                  const std::vector<Part>& parts, const Update& update);
+
 }  // namespace ebb

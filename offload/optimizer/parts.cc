@@ -90,8 +90,4 @@ std::vector<Part> place_states(const at::Tensor& parameter, const Part& whole, s
   return parts;
 }
 
-void follow_weight(const at::Tensor& master, const at::Tensor& weight) {
-  master.copy_(at::where(master.to(weight.scalar_type()).eq(weight), master, weight.to(master.scalar_type())));
-}
-
 }  // namespace ebb

@@ -44,7 +44,4 @@ bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const Upd
 [[nodiscard]] std::vector<Part> place_states(const at::Tensor& parameter, const Part& whole,
                                              std::int64_t elements_at_once);
 
-// Has a master take the weight's value wherever the master does not round to it: the program has written the weight.
-void follow_weight(const at::Tensor& master, const at::Tensor& weight);
-
 }  // namespace ebb

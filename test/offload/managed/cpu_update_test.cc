@@ -21,8 +21,8 @@
 #include "offload/managed/postpone.h"
 #include "offload/managed/uses.h"
 #include "offload/optimizer.h"
-#include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/update_rule.h"
+#include "offload/optimizer/updates.h"
 #include "offload/parameters.h"
 #include "test/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
@@ -506,20 +506,21 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   const at::Tensor state = at::zeros({kFloats});
   const std::vector<at::Tensor> weights{make_weight(), make_weight()};
   rig.offloader().manage({weights[0], weights[1], state}, within(0));
-  const Update update{rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1),
-                      UpdateOn::kCpu};
-  const std::vector<Part> parts{{{"momentum_buffer", state}}};
+  const std::shared_ptr<UpdateRule> rule =
+      rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1);
   const at::NoGradGuard no_grad;
-  const at::Tensor gradient = at::ones({kFloats});
-  BackgroundUpdates background(most);
+  Updates updates(UpdateIn::kNextUse, UpdateOn::kCpu, kElementsAtOnce, most);
+  const auto update = [&](const at::Tensor& weight, const at::Tensor& momentum) {
+    weight.mutable_grad() = at::ones({kFloats});
+    std::vector<Part> parts{{{"momentum_buffer", momentum}}};
+    updates.update(weight, parts, rule, Updates::Called::kInStep);
+  };
   auto home = use_at_home({state});  // which the first update has to wait for
-  REQUIRE(background.update_later(weights[0], gradient, parts, update));
+  update(weights[0], state);
   const at::Tensor other = at::zeros({kFloats});
   rig.offloader().manage({other}, within(0));
   {
-    const Waiter second([&] {
-      static_cast<void>(background.update_later(weights[1], gradient, {{{"momentum_buffer", other}}}, update));
-    });
+    const Waiter second([&] { update(weights[1], other); });
     CHECK(second.waits() == (most < 2 * kBytes));
     home.reset();
   }
