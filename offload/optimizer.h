@@ -54,9 +54,9 @@ enum class UpdateOn : std::uint8_t {
   // The CPU, where parameters, gradients and states have their homes in host memory: gradients go there, weights come
   // back, and states stay. On a GPU, with UpdateIn::kBackward or kNextUse, a thread updates beside whatever the GPU
   // does. An error in an update then comes from the parameter's next use. A gradient that is not managed, as in
-  // backward, is copied on the device, and the copy goes home. At most 2 GiB of an optimizer's copies, or one copy that
-  // is larger, wait for their updates there, beside the homes. On the device a copy lives until it is home and the next
-  // update is put off, or its own update is done.
+  // backward, is copied. The copy is managed until its update is done, and on the device counts within
+  // Parameters::device_bytes. At most 2 GiB of an optimizer's copies, or one copy that is larger, wait for their
+  // updates.
   //
   // LibTorch's fused kernels are used, which round differently. After one step from the same state, a weight in float32
   // differs from kDevice's by at most 8 units in the last place. The unit is that of the largest of three values: the
@@ -141,7 +141,7 @@ class Optimizer : public torch::optim::Optimizer {
 
   void check_options() const;
   void place_loaded_states();
-  void update_in_backward(const at::Tensor& parameter, std::size_t place);
+  void update(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options, bool in_backward);
   [[nodiscard]] const torch::optim::OptimizerOptions* options_of(const at::Tensor& parameter, std::size_t place) const;
   OptimizerState& state_of(const at::Tensor& parameter);
 

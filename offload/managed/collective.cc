@@ -1,7 +1,5 @@
 #include "offload/managed/collective.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -32,30 +30,28 @@ c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
 
 // Works that cannot tell when they are over: gloo's send and recv, each of which may be waited for once only. The
 // program holds a work until it has waited, so a work that nobody else holds is over.
-class Watched {
- public:
-  static Watched& all() { return PerProcess<Watched>::here(); }
-
-  // Lets go of what is over, too.
-  void add(c10::intrusive_ptr<c10d::Work> work, std::shared_ptr<const void> uses) {
-    std::vector<Entry> over;  // destroyed after the lock is released
-    const MutexLock lock(mutex_);
-    const auto first_over =
-        std::partition(entries_.begin(), entries_.end(), [](const Entry& each) { return each.work.use_count() > 1; });
-    over.assign(std::make_move_iterator(first_over), std::make_move_iterator(entries_.end()));
-    entries_.erase(first_over, entries_.end());
-    entries_.push_back({std::move(work), std::move(uses)});
-  }
-
- private:
-  struct Entry {
+struct UntoldWorks {
+  struct Each {
     c10::intrusive_ptr<c10d::Work> work;
     std::shared_ptr<const void> uses;
   };
 
-  Mutex mutex_;
-  std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);
+  Mutex mutex;
+  std::vector<Each> all EBB_GUARDED_BY(mutex);
 };
+
+// Lets go of those that are over, too.
+void hold_until_over(c10::intrusive_ptr<c10d::Work> work, const std::shared_ptr<const void>& uses) {
+  UntoldWorks& works = PerProcess<UntoldWorks>::here();
+  std::vector<UntoldWorks::Each> held{{std::move(work), uses}};
+  const MutexLock lock(works.mutex);
+  held.swap(works.all);  // what is over is destroyed after the lock is released
+  for (UntoldWorks::Each& each : held) {
+    if (each.work.use_count() > 1) {
+      works.all.push_back(std::exchange(each, {}));
+    }
+  }
+}
 
 }  // namespace
 
@@ -70,7 +66,7 @@ void end_with_works(c10::ArrayRef<c10::IValue> results, const std::shared_ptr<co
     } else if (const auto future = future_of(*work)) {
       future->addCallback([uses](const c10::ivalue::Future& /*over*/) {});
     } else {
-      Watched::all().add(work, uses);
+      hold_until_over(work, uses);
     }
   }
 }

@@ -26,15 +26,15 @@ c10::impl::GenericList part_of(const c10::impl::GenericList& list, std::size_t b
 
 }  // namespace
 
-bool run_in_parts(const c10::OperatorHandle& operation, const OperatorTraits& traits, torch::jit::Stack& stack) {
+bool run_in_parts(const c10::OperatorHandle& operation, torch::jit::Stack& stack) {
   const std::vector<c10::IValue> arguments = torch::jit::last(stack, operation.schema().arguments().size()).vec();
   std::size_t places = 0;
   for (const c10::IValue& each : arguments) {
     places = std::max(places, each.isTensorList() ? each.toListRef().size() : 0);
   }
   const auto is_whole = [&](const c10::IValue& each) { return each.isList() && each.toListRef().size() == places; };
-  if (!std::ranges::all_of(arguments, [&](const c10::IValue& each) {
-        return !each.isList() || is_whole(each) || (traits.may_lack_lists && each.toListRef().empty());
+  if (!std::ranges::all_of(arguments, [&](const c10::IValue& each) {  // an empty list may be one that is not needed
+        return !each.isList() || is_whole(each) || each.toListRef().empty();
       })) {
     return false;
   }

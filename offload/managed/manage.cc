@@ -1,17 +1,18 @@
 #include "offload/managed/manage.h"
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include <ATen/ops/clone.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
+#include "offload/base/human_bytes.h"
 #include "offload/base/libtorch_members.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
@@ -26,69 +27,58 @@ constexpr std::string_view kOurs = "ebb: ";  // errors begin so, and the log doe
 
 const c10::DispatchKeySet kObserved(kManagedKey);
 
-// Returns false where Registry::add does.
-bool manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
-            Registry::Stays stays) {
+Registry::Added add(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot,
+                    Registry::Stays stays = Registry::Stays::kNo) {
   const c10::Device device = set->residency().tier().device();
   if (!tensor.defined() || tensor.layout() != c10::kStrided || tensor.is_nested() || !tensor.has_storage() ||
       tensor.device() != device) {
     throw std::invalid_argument("ebb: only dense tensors on " + device.str() + " can be managed");
   }
   if (!set->takes(tensor)) {
-    return true;
+    return Registry::Added::kYes;
   }
-  const bool is_added = Registry::all().add(tensor.storage(), set, slot, stays);
-  if (is_added) {
+  const Registry::Added added = Registry::all().add(tensor.storage(), set, slot, stays);
+  if (added == Registry::Added::kYes) {
     key_set_of(tensor) = tensor.key_set() | kObserved;
   }
-  return is_added;
+  return added;
+}
+
+void check_room(Registry::Added added, ManagedSet& set, const at::Tensor& tensor) {
+  TORCH_CHECK(added != Registry::Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
+              human_bytes(tensor.storage().nbytes()), ": ",
+              set.residency().tier().pool_stats().refusals == 0
+                  ? "Options::capacity_bytes is used up"
+                  : "the system gives no more memory, or no more of Options::spill_folder's disk");
 }
 
 }  // namespace
 
-void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  TORCH_CHECK(manage(set, tensor, slot, Registry::Stays::kNo),
-              "ebb: another thread is using a tensor that is to be managed");
+void manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  const Registry::Added added = add(set, tensor, /*slot=*/nullptr);
+  check_room(added, *set, tensor);
+  TORCH_CHECK(added != Registry::Added::kIsInUse, "ebb: another thread is using a tensor that is to be managed");
 }
 
 void manage_around(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  static_cast<void>(manage(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
-}
-
-bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
-  if (is_managed(tensor)) {
-    return true;
-  }
-  if (const auto by = Registry::all().find(tensor.storage().unsafeGetStorageImpl()).set; by != nullptr && by != set) {
-    return false;
-  }
-  manage_around(set, tensor);
-  // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  constexpr std::size_t kCallersAndOneMore = 2;
-  if (references_to(tensor) > kCallersAndOneMore) {
-    key_set_of(tensor) = tensor.key_set() - kObserved;
-    return false;
-  }
-  return true;
+  static_cast<void>(add(set, tensor, /*slot=*/nullptr, Registry::Stays::kYes));
 }
 
 bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor, const ManagedSet::Slot& slot) {
-  const auto warn = [&](std::string_view why) {
+  try {
+    const Registry::Added added = add(set, tensor, slot);
+    if (added == Registry::Added::kIsInUse) {
+      return false;
+    }
+    check_room(added, *set, tensor);
+    set->fit();
+  } catch (const std::exception& error) {
     if (set->is_first_refusal()) {
+      std::string_view why = error.what();
+      why = why.substr(0, why.find('\n'));  // without LibTorch's backtrace
       why.remove_prefix(why.starts_with(kOurs) ? kOurs.size() : 0);
       log_warning("gradients or optimizer states stay on the device: " + std::string(why));
     }
-  };
-  try {
-    if (!manage(set, tensor, slot, Registry::Stays::kNo)) {
-      return false;
-    }
-    set->fit();
-  } catch (const c10::Error& error) {
-    warn(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    warn(error.what());
   }
   return true;
 }
@@ -102,10 +92,29 @@ void manage_beside(const at::Tensor& parameter, const at::Tensor& state) {
   }
 }
 
+ManagedCopy copy_beside(const at::Tensor& parameter, const at::Tensor& from) {
+  const std::shared_ptr<ManagedSet> set = Registry::all().find(parameter).set;
+  if (set == nullptr) {
+    return {};
+  }
+  ManagedCopy copy{set->make_slot(), {}};
+  try {
+    const c10::InferenceMode no_inference(false);
+    copy.tensor = from.detach().clone(at::MemoryFormat::Contiguous);
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  }
+  if (add(set, copy.tensor, copy.slot) != Registry::Added::kYes) {
+    return {};
+  }
+  set->fit();
+  return copy;
+}
+
 void release(const std::shared_ptr<ManagedSet>& set, at::TensorList tensors) {
   for (const c10::Storage& storage : Registry::all().with_states_of(tensors, *set)) {
     const at::Tensor bytes = bytes_of(storage);
-    const OnDevice use(bytes);  // after what was put off
+    const Uses use(bytes);  // after what was put off
     if (const auto managed = Registry::all().find(bytes).managed) {
       managed->release();
       set->remove(managed);

@@ -1,5 +1,6 @@
 #include "offload/managed/managed_gradients.h"
 
+#include <atomic>
 #include <cstddef>
 #include <iterator>
 #include <unordered_map>
@@ -12,8 +13,11 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/gradient_hook.h"
+#include "offload/base/libtorch_members.h"
+#include "offload/base/managed_key.h"
 #include "offload/base/references.h"
 #include "offload/managed/manage.h"
+#include "offload/managed/registry.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 
@@ -52,7 +56,7 @@ class WholeGradients {
   // Manages those that the present pass has added before, and adds one.
   void add(Whole whole) {
     const int pass = backward_here();
-    std::vector<Whole> in_use = manage(take(pass));
+    std::vector<Whole> in_use = manage(take(pass, Ends::kNo));
     bool is_first = false;
     {
       const MutexLock lock(mutex_);
@@ -63,24 +67,27 @@ class WholeGradients {
     }
     if (is_first && in_backward()) {
       // The callbacks of a pass that fails are not called, but end with the pass.
-      const std::shared_ptr<void> forgets(nullptr, [pass](void* /*none*/) { static_cast<void>(all().end(pass)); });
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [pass, forgets] { static_cast<void>(manage(all().end(pass))); });  // a forked child has another all()
+      const std::shared_ptr<void> forgets(nullptr,
+                                          [pass](void* /*none*/) { static_cast<void>(all().take(pass, Ends::kYes)); });
+      torch::autograd::Engine::get_default_engine().queue_callback([pass, forgets] {
+        static_cast<void>(manage(all().take(pass, Ends::kYes)));
+      });  // a forked child has another all()
     }
   }
 
  private:
-  // Leaves the pass with none.
-  std::vector<Whole> take(int pass) {
-    const MutexLock lock(mutex_);
-    const auto found = whole_.find(pass);
-    return found == whole_.end() ? std::vector<Whole>() : std::exchange(found->second, {});
-  }
+  enum class Ends : bool { kNo, kYes };
 
-  std::vector<Whole> end(int pass) {
+  std::vector<Whole> take(int pass, Ends ends) {
+    std::vector<Whole> taken;
     const MutexLock lock(mutex_);
-    const auto found = whole_.find(pass);
-    return found == whole_.end() ? std::vector<Whole>() : whole_.extract(found).mapped();
+    if (const auto found = whole_.find(pass); found != whole_.end()) {
+      taken.swap(found->second);
+      if (ends == Ends::kYes) {
+        whole_.erase(found);
+      }
+    }
+    return taken;
   }
 
   // Returns those that operations are using. What cannot be managed stays where it is.
@@ -104,6 +111,27 @@ class WholeGradients {
   Mutex mutex_;
   std::unordered_map<int, std::vector<Whole>> whole_ EBB_GUARDED_BY(mutex_);  // by pass, as backward_here() numbers it
 };
+
+// Has operations on the tensor be observed from now on, so that manage() knows of those under way. The storage stays
+// where it is. Returns false, and does nothing, where an operation that is not observed may be using the tensor:
+// somebody else refers to it than the caller and one more.
+bool watch(const std::shared_ptr<ManagedSet>& set, const at::Tensor& tensor) {
+  if (is_managed(tensor)) {
+    return true;
+  }
+  if (const auto by = Registry::all().find(tensor.storage().unsafeGetStorageImpl()).set; by != nullptr && by != set) {
+    return false;
+  }
+  manage_around(set, tensor);
+  // Whoever gets the tensor after this sees the key, and whoever has got it before is counted here.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  constexpr std::size_t kCallersAndOneMore = 2;
+  if (references_to(tensor) > kCallersAndOneMore) {
+    key_set_of(tensor) = tensor.key_set() - c10::DispatchKeySet(kManagedKey);
+    return false;
+  }
+  return true;
+}
 
 }  // namespace
 

@@ -134,6 +134,7 @@ void ManagedStorage::end_use(bool written) noexcept {
 }
 
 void ManagedStorage::bring(c10::Stream stream) {
+  is_about_to_change_ = false;
   Memory memory;                                                         // what is not used ends after the lock
   c10::DataPtr unwanted;                                                 // the same
   const c10::intrusive_ptr<c10::StorageImpl> storage = storage_.lock();  // as in end_use
@@ -263,6 +264,7 @@ void ManagedStorage::end_use_at_home() noexcept {
     const MutexLock lock(mutex_);
     --uses_;
     user_at_home_.reset();
+    is_about_to_change_ = false;
     homes_ = HomesBytes::kSame;
     if (storage && state_ != State::kReleased) {  // a use that did not get the bytes has let the address be read
       refuse_access(*storage, uses_ == 0);

@@ -122,7 +122,8 @@ class ManagedStorage {
   [[nodiscard]] void* begin_use_at_home();
   void end_use_at_home() noexcept;
 
-  // true: until it is false again the bytes at home are about to change, and are not worth a copy in before a use.
+  // true: the bytes at home are about to change, until the next use there or on the device, and are not worth a copy in
+  // before that.
   void set_is_about_to_change(bool is_about_to) { is_about_to_change_ = is_about_to; }
   [[nodiscard]] bool is_about_to_change() const { return is_about_to_change_; }
 

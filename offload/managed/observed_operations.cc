@@ -26,7 +26,7 @@ using Kind = OperatorTraits::Kind;
 
 // Whether what is made like this tensor is a state, and not for an operation, a model or backward.
 bool makes_state(const c10::IValue& like) {
-  return like.isTensor() && !at::GradMode::is_enabled() && !in_backward() && !Uses::Scope::is_open() &&
+  return like.isTensor() && !at::GradMode::is_enabled() && !in_backward() && !Uses::is_open() &&
          OptimizerStep::steps(like.toTensor());
 }
 
@@ -48,18 +48,18 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     }
     return;
   }
-  if (traits.kind == Kind::kPlaceByPlace && run_in_parts(operation, traits, *stack)) {
+  if (traits.kind == Kind::kPlaceByPlace && run_in_parts(operation, *stack)) {
     return;
   }
   const auto run = [&](Uses& uses) {
     uses.add_all(torch::jit::last(*stack, count), traits);
     uses.bring();
-    const Uses::Scope inside(uses);
     go_on();
   };
   if (traits.kind == Kind::kCollective) {
     const auto uses = std::make_shared<Uses>(Uses::Outer::kOwn);
     run(*uses);
+    uses->leave();
     end_with_works(torch::jit::last(*stack, operation.schema().returns().size()),
                    uses->are_on_a_cpu() ? uses : nullptr);
     return;

@@ -101,7 +101,7 @@ OperatorTraits OperatorTraits::of(const c10::OperatorHandle& operation) {
     return *known;
   }
   const c10::FunctionSchema& schema = operation.schema();
-  const OperatorTraits made{kind_of(schema), schema.name().starts_with("aten::_fused_"), written_by(schema)};
+  const OperatorTraits made{kind_of(schema), written_by(schema)};
   table.write([&](auto& all) { all.insert_or_assign(operation, made); });
   return made;
 }

@@ -20,8 +20,7 @@ struct OperatorTraits {
   };
 
   Kind kind = Kind::kUsesBytes;
-  bool may_lack_lists = false;  // kPlaceByPlace: lists that are not needed are empty
-  std::uint64_t written = 0;    // bit i: the operator may write to argument i
+  std::uint64_t written = 0;  // bit i: the operator may write to argument i
 
   [[nodiscard]] bool may_write_to(std::size_t argument) const {
     return argument >= 64 || ((written >> argument) & 1) != 0;

@@ -1,109 +1,70 @@
 #include "offload/managed/postpone.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
+#include <vector>
 
 #include <c10/util/Exception.h>
-#include <c10/util/ScopeExit.h>
 
-#include "offload/base/managed_key.h"
-#include "offload/managed/at_home.h"
 #include "offload/managed/registry.h"
 #include "offload/managed/uses.h"
 
 namespace ebb {
 namespace {
 
-// The target, and the first of the others.
-PostponedWork::Brought bring_to_device(const at::Tensor& target, const std::vector<at::Tensor>& others) {
-  const at::TensorList first = at::TensorList(others).slice(0, others.empty() ? 0 : 1);
-  return {std::make_shared<OnDevice>(/*read=*/first, /*written=*/target), nullptr};
+using Tensors = PostponedWork::Tensors;
+
+std::shared_ptr<const Tensors> use_on_device(const Tensors& tensors) {
+  const at::TensorList all(tensors);
+  const auto uses = std::make_shared<Uses>(/*read=*/all.slice(1, std::min<std::size_t>(all.size() - 1, 1)),
+                                           /*written=*/all.slice(0, 1));
+  return {uses, &tensors};
 }
 
-// Null where some of the tensors may be used without being seen.
-std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Bring bring,
-                                        PostponedWork::Work work, PostponedWork::TargetUse target_use) {
-  std::vector<at::Tensor> all = others.vec();
-  all.push_back(target);
-  const std::shared_ptr<ManagedSet> set = Registry::all().find(target).set;
-  const auto can_wait = [&](const at::Tensor& other) {  // or the work would keep the target alive
-    return is_managed(other) && other.has_storage() &&
-           other.storage().unsafeGetStorageImpl() != target.storage().unsafeGetStorageImpl();
-  };
-  if (set == nullptr || !std::ranges::all_of(others, can_wait)) {
-    return nullptr;
-  }
-  refuse_capture(target);
-  auto postponed = std::make_shared<PostponedWork>(set->shared_residency(), target, others, std::move(bring),
-                                                   std::move(work), target_use);
-  return Registry::all().postpone(all, postponed) ? postponed : nullptr;
+std::shared_ptr<const Tensors> use_at_home_if_possible(const Tensors& tensors) {
+  std::shared_ptr<const Tensors> home = use_at_home(tensors);
+  return home != nullptr ? home : use_on_device(tensors);
 }
 
 }  // namespace
 
-bool postpone(const at::Tensor& target, at::TensorList others,
-              std::function<void(const at::Tensor&, const std::vector<at::Tensor>&)> work,
-              PostponedWork::TargetUse target_use) {
-  return postpone(
-             target, others, &bring_to_device,
-             [work = std::move(work)](const at::Tensor& on, const auto& with, AtHome*) { work(on, with); },
-             target_use) != nullptr;
-}
-
-std::shared_ptr<PostponedWork> postpone_at_home(const at::Tensor& target, at::TensorList others,
-                                                PostponedWork::Work work, PostponedWork::TargetUse target_use,
-                                                std::function<void()> prepare_on_device) {
+std::shared_ptr<PostponedWork> postpone(const at::Tensor& target, at::TensorList others, PostponedWork::Work work,
+                                        WorkAt at, PostponedWork::TargetUse target_use) {
+  Tensors all{target};
+  all.insert(all.end(), others.begin(), others.end());
   std::vector<Registry::Found> found;
-  for (const at::Tensor& each : others) {
+  for (const at::Tensor& each : all) {
     found.push_back(Registry::all().find(each));
-  }
-  found.push_back(Registry::all().find(target));
-  std::vector<std::weak_ptr<ManagedStorage>> changing;
-  for (const Registry::Found& each : found) {
-    changing.push_back(each.managed);
-    if (each.work != nullptr) {  // it ends with saying that nothing is about to change
-      each.work->before_use();
+    if (found.back().managed == nullptr ||
+        (found.size() > 1 && found.back().managed == found.front().managed)) {  // the work would keep the target alive
+      return nullptr;
     }
   }
-  const auto set_are_about_to_change = [changing](bool are_about_to) {
-    for (const std::weak_ptr<ManagedStorage>& each : changing) {
-      if (const std::shared_ptr<ManagedStorage> storage = each.lock()) {
-        storage->set_is_about_to_change(are_about_to);
-      }
+  refuse_capture(target);
+  const auto are_about_to_change = [&](bool are_about_to) {  // until the work uses the bytes
+    for (const Registry::Found& each : found) {
+      each.managed->set_is_about_to_change(are_about_to);
     }
   };
-  const auto bring = [prepare = std::move(prepare_on_device)](const at::Tensor& on,
-                                                              const std::vector<at::Tensor>& with) {
-    std::vector<at::Tensor> all{on};
-    all.insert(all.end(), with.begin(), with.end());
-    PostponedWork::Brought brought{nullptr, AtHome::of(all)};
-    if (brought.at_home == nullptr) {
-      brought = bring_to_device(on, with);
-      if (prepare != nullptr) {
-        prepare();
+  if (at == WorkAt::kHome) {
+    for (const Registry::Found& each : found) {  // what was put off before changes the bytes first
+      if (each.work != nullptr) {
+        each.work->before_use();
       }
     }
-    return brought;
-  };
-  set_are_about_to_change(true);  // before the work can run
-  auto undo = c10::make_scope_exit([&] { set_are_about_to_change(false); });
-  auto postponed = postpone(
-      target, others, bring,
-      [set_are_about_to_change, work = std::move(work)](const at::Tensor& on, const auto& with, AtHome* home) {
-        const auto over = c10::make_scope_exit([&] { set_are_about_to_change(false); });
-        work(on, with, home);
-      },
-      target_use);
-  if (postponed == nullptr) {
+    are_about_to_change(true);  // before the work can run
+  }
+  auto postponed = std::make_shared<PostponedWork>(found.front().set->shared_residency(), target, others,
+                                                   at == WorkAt::kHome ? &use_at_home_if_possible : &use_on_device,
+                                                   std::move(work), target_use);
+  if (!Registry::all().postpone(all, postponed)) {
+    are_about_to_change(false);
     return nullptr;
   }
-  undo.release();
-  try {
+  if (at == WorkAt::kHome) {
     for (const Registry::Found& each : found) {
       each.set->send_home(each.managed);
     }
-  } catch (const std::bad_alloc&) {  // an early start is all that is lost
   }
   return postponed;
 }

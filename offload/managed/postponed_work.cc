@@ -29,23 +29,19 @@ at::Tensor like(const at::Tensor& tensor, c10::Storage storage) {
   return at::Tensor(std::move(made));
 }
 
-c10::Storage without_bytes(c10::Device device) {
-  return {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
-          /*resizable=*/false};
-}
-
 }  // namespace
 
 PostponedWork::PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others,
                              Bring bring, Work work, TargetUse target_use)
     : residency_(std::move(residency)),
       target_storage_(target.storage().getWeakStorageImpl()),
-      target_(like(target, without_bytes(target.device()))),
+      target_(like(target, residency_->no_bytes())),
+      bring_(bring),
       target_use_(target_use),
       stream_(residency_->tier().current_stream()),
-      held_{std::move(bring), std::move(work), {}, {}} {
+      held_{std::move(work), {}} {
   for (const at::Tensor& other : others) {
-    held_.others.push_back(other.variable_data());
+    held_.tensors.push_back(other.variable_data());
   }
 }
 
@@ -91,18 +87,18 @@ void PostponedWork::run_locked(Held& held) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard there(stream_);
   const c10::intrusive_ptr<c10::StorageImpl> storage = target_storage_.lock();
-  held.target = storage ? like(target_, c10::Storage(storage))
-                        : at::empty_strided(target_.sizes(), target_.strides(), target_.options());
   TORCH_CHECK(target_use_ == TargetUse::kWritten || storage,
               "ebb: an optimizer's state was to be updated with its parameter's values (weight decay) at its next use, "
               "and the parameter has ended since: use the state before");
-  const Brought brought = held_.bring(held.target, held_.others);
-  held.bring = std::exchange(held_.bring, nullptr);
+  held.tensors.push_back(storage ? like(target_, c10::Storage(storage))
+                                 : at::empty_strided(target_.sizes(), target_.strides(), target_.options()));
+  held.tensors.insert(held.tensors.end(), held_.tensors.begin(), held_.tensors.end());
+  const std::shared_ptr<const Tensors> brought = bring_(held.tensors);
   held.work = std::exchange(held_.work, nullptr);
-  held.others = std::exchange(held_.others, {});
+  held_.tensors.clear();
   has_run_ = true;
   try {
-    held.work(held.target, held.others, brought.at_home.get());
+    held.work(*brought, /*has_target=*/storage.defined());
   } catch (...) {
     done_ = residency_->tier().record(stream_);  // of what the work has begun
     throw;
@@ -115,7 +111,7 @@ bool PostponedWork::drop_if_unseen() {
   const WithoutInterpreterLock without;
   const MutexLock lock(mutex_);
   const auto is_seen = [](const at::Tensor& other) { return references_to(other.storage()) > 1; };
-  if (!has_lost_target() || std::ranges::any_of(held_.others, is_seen)) {
+  if (!has_lost_target() || std::ranges::any_of(held_.tensors, is_seen)) {
     return false;
   }
   dropped = std::exchange(held_, {});

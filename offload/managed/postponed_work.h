@@ -17,8 +17,6 @@
 
 namespace ebb {
 
-class AtHome;
-
 // Work on managed storages that was put off until one of them is used next, such as an optimizer's update of a
 // parameter, whose copies then hide behind what the program does until then.
 //
@@ -29,20 +27,20 @@ class AtHome;
 // Threads: every member may be called from any thread.
 class PostponedWork {
  public:
-  // `target`, whose storage the work does not keep alive, and `others`, which it does: as tensors with version counters
-  // of their own. `home`: the bytes of all of them, in this order, where they are to be used at home; otherwise null.
-  using Work = std::function<void(const at::Tensor& target, const std::vector<at::Tensor>& others, AtHome* home)>;
+  using Tensors = std::vector<at::Tensor>;
 
-  // What has the bytes where the work is to use them, while it lives.
-  struct Brought {
-    std::shared_ptr<const void> on_device;
-    std::shared_ptr<AtHome> at_home;
-  };
-  using Bring = std::function<Brought(const at::Tensor& target, const std::vector<at::Tensor>& others)>;
+  // `tensors`: the target and the others, as tensors with version counters of their own, or at home as use_at_home()
+  // has them. `has_target`: false where the target has ended, and a tensor of its sizes stands in.
+  using Work = std::function<void(const Tensors& tensors, bool has_target)>;
+
+  // Has the bytes of the tensors where the work is to use them, as long as the result lives: on the device these
+  // tensors themselves, which outlive the result.
+  using Bring = std::shared_ptr<const Tensors> (*)(const Tensors& tensors);
 
   // kRead: what the work writes to `others` depends on the target's values.
   enum class TargetUse : std::uint8_t { kWritten, kRead };
 
+  // The work does not keep the target's storage alive, and does keep the others'.
   PostponedWork(std::shared_ptr<Residency> residency, const at::Tensor& target, at::TensorList others, Bring bring,
                 Work work, TargetUse target_use = TargetUse::kWritten);
   PostponedWork(const PostponedWork&) = delete;
@@ -72,10 +70,8 @@ class PostponedWork {
 
  private:
   struct Held {
-    Bring bring;
     Work work;
-    std::vector<at::Tensor> others;
-    at::Tensor target;  // while the work runs
+    Tensors tensors;  // destroyed first; the others, and while the work runs the target before them
   };
 
   void run_locked(Held& held) EBB_REQUIRES(mutex_);
@@ -83,6 +79,7 @@ class PostponedWork {
   const std::shared_ptr<Residency> residency_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> target_storage_;
   const at::Tensor target_;  // without its bytes
+  const Bring bring_;
   const TargetUse target_use_;
   const c10::Stream stream_;
   std::atomic<bool> has_run_{false};

@@ -7,7 +7,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "offload/base/human_bytes.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/postponed_work.h"
 
@@ -44,18 +43,6 @@ void Registry::refuse_parents(const c10::StorageImpl* storage) {
   }
 }
 
-void Registry::Watched::used_on(c10::Stream stream) {
-  const MutexLock lock(mutex_);
-  if (std::ranges::find(streams_, stream) == streams_.end()) {
-    streams_.push_back(stream);
-  }
-}
-
-std::vector<c10::Stream> Registry::Watched::streams() {
-  const MutexLock lock(mutex_);
-  return streams_;
-}
-
 std::vector<Registry::Found> Registry::managed() {
   std::vector<Found> all;
   const SharedLock lock(mutex_);
@@ -67,35 +54,27 @@ std::vector<Registry::Found> Registry::managed() {
   return all;
 }
 
-bool Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set, const ManagedSet::Slot& slot,
-                   Stays stays) {
-  const auto may_have_many_dead = [this] {
-    const SharedLock lock(mutex_);
-    return entries_.size() >= look_for_dead_at_;
-  };
-  if (may_have_many_dead()) {
+Registry::Added Registry::add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                              const ManagedSet::Slot& slot, Stays stays) {
+  const auto try_to_add = [&](LookedForDead looked) { return this->try_to_add(storage, set, slot, stays, looked); };
+  Added added = try_to_add(LookedForDead::kNo);
+  if (added == Added::kNoRoom) {  // storages that have ended, and works that nobody can see, may hold the room
     forget_the_dead();
+    added = try_to_add(LookedForDead::kYes);
   }
-  Added added = try_to_add(storage, set, slot, stays);
   if (added == Added::kNoRoom) {
-    forget_the_dead();  // works that nobody can see may hold homes
-    set->forget_the_dead();
     set->drain();
-    added = try_to_add(storage, set, slot, stays);
+    added = try_to_add(LookedForDead::kYes);
   }
-  const Tier& tier = set->residency().tier();
-  const auto* const full = tier.pool_stats().refusals == 0
-                               ? "Options::capacity_bytes is used up"
-                               : "the system gives no more memory, or no more of Options::spill_folder's disk";
-  TORCH_CHECK(added != Added::kNoRoom, "ebb: there is no room for the home of a managed storage of ",
-              human_bytes(storage.nbytes()), ": ", full);
-  return added == Added::kYes;
+  return added;
 }
 
 Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
-                                     const ManagedSet::Slot& slot, Stays stays) {
-  Garbage dead;
+                                     const ManagedSet::Slot& slot, Stays stays, LookedForDead looked) {
   const MutexLock lock(mutex_);
+  if (looked == LookedForDead::kNo && entries_.size() >= look_for_dead_at_) {
+    return Added::kNoRoom;
+  }
   Entry entry{storage.getWeakStorageImpl(), set};
   const auto known = entries_.find(storage.unsafeGetStorageImpl());
   if (known != entries_.end()) {
@@ -107,39 +86,44 @@ Registry::Added Registry::try_to_add(const c10::Storage& storage, const std::sha
     if (stays == Stays::kYes || known->second.resident || !known->second.managed.expired()) {
       return Added::kYes;
     }
-    entry.watched = known->second.watched;
-    if (entry.watched.use_count() > 2) {  // this one's and the entry's
+    if (known->second.watched.use_count() > 1) {
       return Added::kIsInUse;
     }
+    entry.watched_on = known->second.watched_on;
   }
   if (stays == Stays::kNo && slot == nullptr && set->may_keep(storage.nbytes())) {
     entry.resident = set->keep(storage.nbytes());
-    if (!entry.resident) {  // storages that have ended may hold the room
-      forget_the_dead(dead);
-      entry.resident = set->keep(storage.nbytes());
+    if (!entry.resident && looked == LookedForDead::kNo) {
+      return Added::kNoRoom;
     }
   }
   if (stays == Stays::kNo && !entry.resident) {
-    const std::shared_ptr<ManagedStorage> managed =
-        set->add(storage, slot, entry.watched == nullptr ? std::vector<c10::Stream>() : entry.watched->streams());
+    const std::shared_ptr<ManagedStorage> managed = set->add(storage, slot, std::move(entry.watched_on));
     if (managed == nullptr) {
       return Added::kNoRoom;
     }
     entry.managed = managed;
-    entry.watched = nullptr;
-  } else if (entry.watched == nullptr) {
-    entry.watched = std::make_shared<Watched>();
+  } else if (!entry.resident) {
+    entry.watched = std::make_shared<char>();
   }
   entries_.insert_or_assign(storage.unsafeGetStorageImpl(), std::move(entry));
   ++changes_;
   return Added::kYes;
 }
 
+void Registry::used_on(const c10::StorageImpl* storage, c10::Stream stream) {
+  const MutexLock lock(mutex_);
+  const auto known = entries_.find(storage);
+  if (known != entries_.end() &&
+      std::ranges::find(known->second.watched_on, stream) == known->second.watched_on.end()) {
+    known->second.watched_on.push_back(stream);
+  }
+}
+
 bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedWork>& work) {
   std::vector<std::shared_ptr<PostponedWork>> done;  // and the current stream is ordered behind them
   for (;;) {
-    std::vector<std::shared_ptr<PostponedWork>> replaced;  // destroyed after the lock is released
-    const auto before = done.size();
+    std::shared_ptr<PostponedWork> left;
     {
       const MutexLock lock(mutex_);
       std::vector<Entry*> entries;
@@ -151,22 +135,21 @@ bool Registry::postpone(at::TensorList tensors, const std::shared_ptr<PostponedW
           return false;
         }
         entries.push_back(&known->second);
-        const std::shared_ptr<PostponedWork>& left = known->second.work;
-        if (left != nullptr && !left->is_over() && std::ranges::find(done, left) == done.end()) {
-          done.push_back(left);
+        const std::shared_ptr<PostponedWork>& before = known->second.work;
+        if (before != nullptr && !before->is_over() && std::ranges::find(done, before) == done.end()) {
+          left = before;
         }
       }
-      if (done.size() == before) {
+      if (left == nullptr) {
         for (Entry* const entry : entries) {
-          replaced.push_back(std::exchange(entry->work, work));
+          done.push_back(std::exchange(entry->work, work));  // is destroyed after the lock is released
         }
         ++changes_;
         return true;
       }
     }
-    for (std::size_t i = before; i < done.size(); ++i) {
-      done[i]->before_use();
-    }
+    left->before_use();
+    done.push_back(std::move(left));
   }
 }
 
@@ -223,35 +206,29 @@ void Registry::forget_the_dead() {
     set->end_references();
   }
   for (bool is_again = true; is_again;) {  // what is dropped may have held more
-    Garbage dead;
+    std::vector<Entry> dead;               // destroyed after the lock is released
+    std::vector<std::shared_ptr<PostponedWork>> without_target;
     {
       const MutexLock lock(mutex_);
-      forget_the_dead(dead);
+      for (auto entry = entries_.begin(); entry != entries_.end();) {
+        if (const auto& work = entry->second.work; work != nullptr && work->has_lost_target()) {
+          without_target.push_back(work);
+        }
+        if (entry->second.storage.expired()) {
+          dead.push_back(std::move(entry->second));
+          entry = entries_.erase(entry);
+        } else {
+          ++entry;
+        }
+      }
       look_for_dead_at_ = 2 * entries_.size() + 64;
     }
     is_again = false;
-    for (const std::shared_ptr<PostponedWork>& work : dead.without_target) {
+    for (const std::shared_ptr<PostponedWork>& work : without_target) {
       is_again = work->drop_if_unseen() || is_again;
     }
   }
-}
-
-void Registry::forget_the_dead(Garbage& dead) {
-  std::set<ManagedSet*> sets;
-  for (auto entry = entries_.begin(); entry != entries_.end();) {
-    if (const auto& work = entry->second.work; work != nullptr && work->has_lost_target()) {
-      dead.without_target.push_back(work);
-    }
-    if (entry->second.storage.expired()) {
-      sets.insert(entry->second.set.get());
-      entry->second.resident.reset();
-      dead.entries.push_back(std::move(entry->second));
-      entry = entries_.erase(entry);
-    } else {
-      ++entry;
-    }
-  }
-  for (ManagedSet* const set : sets) {  // alive by `dead`
+  for (const std::shared_ptr<ManagedSet>& set : sets) {
     set->forget_the_dead();
   }
 }

@@ -37,23 +37,14 @@ class PostponedWork;
 class Registry {
  public:
   enum class Stays : bool { kNo, kYes };
-
-  // Of a storage that stays on the device, and may get a home later. Each operation on it holds a reference.
-  class Watched {
-   public:
-    void used_on(c10::Stream stream);
-    [[nodiscard]] std::vector<c10::Stream> streams();  // of all uses
-
-   private:
-    Mutex mutex_;
-    std::vector<c10::Stream> streams_ EBB_GUARDED_BY(mutex_);
-  };
+  enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
 
   struct Found {
-    std::shared_ptr<ManagedSet> set;             // null where the storage is not known; outlives `managed`
-    std::shared_ptr<ManagedStorage> managed;     // null where the storage stays on the device
-    std::shared_ptr<PostponedWork> work;         // null where nothing is left to be done
-    std::shared_ptr<Watched> watched = nullptr;  // null where the storage has a home; to be held while it is used
+    std::shared_ptr<ManagedSet> set;          // null where the storage is not known; outlives `managed`
+    std::shared_ptr<ManagedStorage> managed;  // null where the storage stays on the device
+    std::shared_ptr<PostponedWork> work;      // null where nothing is left to be done
+    // Of a storage that stays and may get a home later: to be held while it is used.
+    std::shared_ptr<const void> use_of_watched = nullptr;
   };
 
   static Registry& all();
@@ -73,10 +64,13 @@ class Registry {
 
   // Has the set manage the storage, or with kYes only what belongs to it: the storage then stays where it is. A storage
   // that stayed so far may be given a home later; nothing else is changed by a second call. `slot`: as for
-  // ManagedSet::add. Returns false, and does nothing, where somebody uses a storage that is to get a home after all.
-  // Throws c10::Error where another set manages the storage, or where there is no room for its home.
-  [[nodiscard]] bool add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
-                         const ManagedSet::Slot& slot, Stays stays);
+  // ManagedSet::add. Does nothing, and says why, where somebody uses a storage that is to get a home after all, and
+  // where there is no room for its home. Throws c10::Error where another set manages the storage.
+  [[nodiscard]] Added add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
+                          const ManagedSet::Slot& slot, Stays stays);
+
+  // Notes a use of such a storage. The caller holds Found::use_of_watched.
+  void used_on(const c10::StorageImpl* storage, c10::Stream stream);
 
   // Has the work done before the next use of any of these tensors' storages. Work that was left before is done first,
   // and throws. Returns false, and does nothing, unless all of the storages are known, and come and go.
@@ -101,21 +95,16 @@ class Registry {
     std::weak_ptr<ManagedStorage> managed{};    // empty where the storage stays on the device
     std::optional<Gauge::Lease> resident = {};  // of a storage that stays there within the set's bound
     std::shared_ptr<PostponedWork> work = {};   // before the next use; null: none
-    std::shared_ptr<Watched> watched = {};      // null where the storage has a home
+    std::shared_ptr<const void> watched = {};   // has a reference of each use; of a storage that may get a home later
+    std::vector<c10::Stream> watched_on = {};   // the streams of these uses
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> parameter = {};  // whose state the storage is
   };
 
-  // What is to be destroyed after the lock is released: the last reference to a set may be in here.
-  struct Garbage {
-    std::vector<Entry> entries;
-    std::vector<std::shared_ptr<PostponedWork>> without_target;
-  };
-
-  enum class Added : std::uint8_t { kYes, kIsInUse, kNoRoom };
-
+  // kNo: returns kNoRoom, too, where the set has no room for what would stay within its bound, and where the table has
+  // become large.
+  enum class LookedForDead : bool { kNo, kYes };
   [[nodiscard]] Added try_to_add(const c10::Storage& storage, const std::shared_ptr<ManagedSet>& set,
-                                 const ManagedSet::Slot& slot, Stays stays);
-  void forget_the_dead(Garbage& dead) EBB_REQUIRES(mutex_);
+                                 const ManagedSet::Slot& slot, Stays stays, LookedForDead looked);
 
   const ProcessMark made_in_;
   Registry* const of_parent_ = PerProcess<Registry>::of_parent();

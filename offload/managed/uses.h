@@ -3,8 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <unordered_map>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -12,6 +11,7 @@
 #include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include "offload/managed/managed_set.h"
 #include "offload/managed/operator_traits.h"
@@ -19,7 +19,8 @@
 
 namespace ebb {
 
-// The managed storages among an operation's arguments, in use as long as this lives.
+// Uses of managed storages on the device, for one operation or for several in a row: from bring() until this ends, the
+// bytes do not leave, whatever the bound is. Tensors that are not managed do not matter.
 //
 // Note [Operations inside of an operation]
 // matmul calls mm, and an update runs a dozen operations on the same few tensors. What such an inner operation takes is
@@ -27,13 +28,18 @@ namespace ebb {
 // as a use. That holds while both run on one stream, and as long as nobody has changed the registry since the outer use
 // began, because work that was put off meanwhile has to be done first.
 //
-// Threads: one at a time.
+// Threads: one at a time. Ends where it began, or after leave().
 class Uses {
  public:
   // kOwn: is to outlive the operation, and so leaves nothing to an outer one's uses.
   enum class Outer : bool { kOwn, kMayServe };
 
   explicit Uses(Outer outer = Outer::kMayServe) : outer_(outer) {}
+
+  // Has brought these. `read`: are read only, unless an operation meanwhile says otherwise. Throws as an operation on
+  // the tensors would.
+  explicit Uses(at::TensorList read, at::TensorList written = {});
+
   ~Uses();
   Uses(const Uses&) = delete;
   Uses& operator=(const Uses&) = delete;
@@ -43,29 +49,16 @@ class Uses {
   void add(const c10::IValue& value, bool written);
   void add_all(c10::ArrayRef<c10::IValue> arguments, const OperatorTraits& traits);
 
-  // To be called once, when all have been added. Throws as ManagedSet::bring.
+  // To be called once, when all have been added. Operations on the calling thread are inside of these uses from then
+  // on, until leave() or the end. Throws as ManagedSet::bring.
   void bring();
+  void leave();
 
   // Whether one of the storages is on a CPU, where nothing but the program's waiting orders another thread's work.
   [[nodiscard]] bool are_on_a_cpu() const;
 
-  // Has operations on the calling thread be inside of the operation, as long as this lives: from bring() on.
-  class Scope {
-   public:
-    explicit Scope(Uses& uses);
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-    // Whether the calling thread is in an operation on managed tensors.
-    [[nodiscard]] static bool is_open() { return innermost_ != nullptr; }
-
-   private:
-    friend class Uses;
-    Uses& uses_;
-    Scope* outer_;
-    static inline thread_local Scope* innermost_ = nullptr;
-  };
+  // Whether the calling thread is in an operation on managed tensors.
+  [[nodiscard]] static bool is_open() { return innermost_ != nullptr; }
 
  private:
   struct OfSet {
@@ -75,36 +68,35 @@ class Uses {
     bool has_more_to_prefetch = false;
   };
   struct Place {
-    const c10::StorageImpl* storage;
     std::size_t set;
     std::size_t use;
   };
 
-  [[nodiscard]] const Place* find(const c10::StorageImpl* storage);
   [[nodiscard]] ManagedSet::Use* use_of(const c10::StorageImpl* storage);
 
-  const Outer outer_;
+  static inline thread_local Uses* innermost_ = nullptr;  // of those that are open here
+  Uses* around_ = nullptr;                                // the next one, while this is open
+
+  const Outer outer_ = Outer::kMayServe;
   const std::uint64_t registry_changes_ = Registry::all().changes();
   c10::SmallVector<OfSet, 1> sets_;
-  c10::SmallVector<Place, 4> places_;                              // of all uses
-  std::unordered_map<const c10::StorageImpl*, std::size_t> many_;  // in places_, once there are more than a few
-  c10::SmallVector<std::shared_ptr<Registry::Watched>, 1> watched_;
+  ska::flat_hash_map<const c10::StorageImpl*, Place> places_;  // of all uses
+  c10::SmallVector<std::shared_ptr<const void>, 1> watched_;
 };
 
-// Has the bytes of these tensors on the device while it lives, and does not let them go in between, whatever the bound
-// is: for several operations in a row on the same few tensors. Tensors that are not managed do not matter. `read`: are
-// read only, unless an operation meanwhile says otherwise.
+// Whether all of the tensors are managed, come and go, are neither negated nor conjugated, and have homes that are
+// memory. Only a hint: another thread may change that. Threads: any.
+[[nodiscard]] bool can_be_used_at_home(at::TensorList tensors);
+
+// Uses the tensors' bytes where their homes are, in host memory, as long as the result lives: for work of the host's,
+// to which the bytes need not come. Meanwhile the device does not have the bytes, and a use there waits. The result is
+// on the CPU, over the homes, of the same sizes and strides.
 //
-// Throws as an operation on them would. Threads: any; ends where it began.
-class OnDevice {
- public:
-  explicit OnDevice(at::TensorList read, at::TensorList written = {});
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  Uses uses_;
-  std::optional<Uses::Scope> scope_;
-};
+// Sends the tensors home, does what has been put off until their use, and blocks the calling thread until their copies
+// are over. Returns null where that is not possible, or where one of the tensors is in use; those before have been sent
+// home all the same. Throws the error of a copy that failed, and what work that was put off throws.
+//
+// Threads: any; the result ends on the thread that made it.
+[[nodiscard]] std::shared_ptr<const std::vector<at::Tensor>> use_at_home(at::TensorList tensors);
 
 }  // namespace ebb

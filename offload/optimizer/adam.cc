@@ -6,8 +6,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
-#include "offload/optimizer/optimizer_with.h"
+#include "offload/optimizer/update_rule.h"
 
 namespace ebb {
 namespace {
@@ -130,8 +132,5 @@ template <>
 std::shared_ptr<UpdateRule> rule_of<AdamOptions>(const OptimizerOptions& options, std::int64_t step) {
   return rule<AdamOptions>(options, step, /*is_decoupled=*/false);
 }
-
-template class OptimizerWith<AdamWOptions>;
-template class OptimizerWith<AdamOptions>;
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
 #include "offload/base/gradient_hook.h"
@@ -69,8 +70,11 @@ Optimizer::Optimizer(RuleOf rule_of, const std::vector<torch::optim::OptimizerPa
     for (std::size_t place = 0; place < group.params().size(); ++place) {
       after_each_gradient(group.params()[place], this,
                           [weak = std::weak_ptr(shared_->self), place](const at::Tensor& here) {
-                            if (const std::shared_ptr<Optimizer*> self = weak.lock()) {
-                              (*self)->update_in_backward(here, place);
+                            const std::shared_ptr<Optimizer*> self = weak.lock();
+                            const OptimizerOptions* const options =
+                                self != nullptr && here.grad().defined() ? (*self)->options_of(here, place) : nullptr;
+                            if (options != nullptr) {
+                              (*self)->update(here, *options, /*in_backward=*/true);
                             }
                           });
     }
@@ -95,9 +99,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.grad().defined()) {
-        OptimizerState& state = state_of(parameter);
-        shared_->updates.update(parameter, state.parts, rule_of_(group.options(), state.step + 1));
-        state.step += 1;
+        update(parameter, group.options(), /*in_backward=*/false);
       }
     }
   }
@@ -132,15 +134,13 @@ const OptimizerOptions* Optimizer::options_of(const at::Tensor& parameter, std::
   return nullptr;
 }
 
-void Optimizer::update_in_backward(const at::Tensor& parameter, std::size_t place) {
-  const OptimizerOptions* const options = parameter.grad().defined() ? options_of(parameter, place) : nullptr;
-  if (options != nullptr) {
-    OptimizerState& state = state_of(parameter);
-    const std::shared_ptr<UpdateRule> rule = rule_of_(*options, state.step + 1);
-    rule->check();
-    shared_->updates.update_in_backward(parameter, state.parts, rule);
-    state.step += 1;
-  }
+void Optimizer::update(const at::Tensor& parameter, const OptimizerOptions& options, bool in_backward) {
+  OptimizerState& state = state_of(parameter);
+  const std::shared_ptr<UpdateRule> rule = rule_of_(options, state.step + 1);
+  rule->check();  // the program may have changed the options
+  shared_->updates.update(parameter, state.parts, rule,
+                          in_backward ? Updates::Called::kInBackward : Updates::Called::kInStep);
+  state.step += 1;
 }
 
 OptimizerState& Optimizer::state_of(const at::Tensor& parameter) {
@@ -184,5 +184,30 @@ void Optimizer::place_loaded_states() {
     }
   }
 }
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
+                                      UpdateIn update_in, UpdateOn update_on)
+    : Optimizer(&rule_of<Options>, groups, std::make_unique<Options>(std::move(defaults)), update_in, update_on) {}
+
+template <typename Options>
+OptimizerWith<Options>::OptimizerWith(std::vector<at::Tensor> parameters, Options defaults, UpdateIn update_in,
+                                      UpdateOn update_on)
+    : OptimizerWith({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults), update_in,
+                    update_on) {}
+
+template <typename Options>
+void OptimizerWith<Options>::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<OptimizerState, Options>(archive, *this);
+}
+
+template <typename Options>
+void OptimizerWith<Options>::load(torch::serialize::InputArchive& archive) {
+  load_by([&] { torch::optim::serialize<OptimizerState, Options>(archive, *this); });
+}
+
+template class OptimizerWith<torch::optim::AdamWOptions>;
+template class OptimizerWith<torch::optim::AdamOptions>;
+template class OptimizerWith<torch::optim::SGDOptions>;
 
 }  // namespace ebb

@@ -51,7 +51,7 @@ bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const Upd
   const c10::InferenceMode no_inference(false);  // states of the first step are written in later ones
   const at::NoGradGuard no_grad;
   const at::TensorOptions kind = needs_master(parameter) ? at::TensorOptions(at::kFloat) : at::TensorOptions();
-  const OnDevice all_parts(at::TensorList{needs_master(parameter) ? parameter : at::Tensor()});
+  const Uses all_parts(at::TensorList{needs_master(parameter) ? parameter : at::Tensor()});
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const at::Tensor rows = ranges[i].of(parameter.detach());
     const auto add = [&](const std::string& name, at::Tensor made) {
@@ -86,33 +86,6 @@ std::vector<Part> place_states(const at::Tensor& parameter, const Part& whole, s
       manage_beside(parameter, placed);
       part.emplace(name, std::move(placed));
     }
-  }
-  return parts;
-}
-
-void follow_weight(const at::Tensor& master, const at::Tensor& weight) {
-  master.copy_(at::where(master.to(weight.scalar_type()).eq(weight), master, weight.to(master.scalar_type())));
-}
-
-void append_tensors(const Part& part, std::vector<at::Tensor>& to) {
-  for (const auto& [name, tensor] : part) {
-    to.push_back(tensor);
-  }
-}
-
-std::vector<std::string> names_of(const Part& part) {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : part) {
-    names.push_back(name);
-  }
-  return names;
-}
-
-std::vector<Part> as_parts(const std::vector<at::Tensor>& tensors, std::size_t first,
-                           const std::vector<std::string>& names, std::size_t count) {
-  std::vector<Part> parts(count);
-  for (std::size_t i = first; i < tensors.size(); ++i) {
-    parts[(i - first) / names.size()][names[(i - first) % names.size()]] = tensors[i];
   }
   return parts;
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -44,15 +43,5 @@ bool add_states(std::vector<Part>& parts, const at::Tensor& parameter, const Upd
 // Copies of states of all rows, beside the parameter. Throws c10::Error where one has other sizes than the parameter.
 [[nodiscard]] std::vector<Part> place_states(const at::Tensor& parameter, const Part& whole,
                                              std::int64_t elements_at_once);
-
-// Has a master take the weight's value wherever the master does not round to it: the program has written the weight.
-void follow_weight(const at::Tensor& master, const at::Tensor& weight);
-
-void append_tensors(const Part& part, std::vector<at::Tensor>& to);
-[[nodiscard]] std::vector<std::string> names_of(const Part& part);
-
-// What append_tensors() of parts with these names has appended from `first` on, as parts.
-[[nodiscard]] std::vector<Part> as_parts(const std::vector<at::Tensor>& tensors, std::size_t first,
-                                         const std::vector<std::string>& names, std::size_t count);
 
 }  // namespace ebb

@@ -4,8 +4,9 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <torch/optim/sgd.h>
 
-#include "offload/optimizer/optimizer_with.h"
+#include "offload/optimizer/update_rule.h"
 
 namespace ebb {
 namespace {
@@ -78,7 +79,5 @@ std::shared_ptr<UpdateRule> rule_of<SGDOptions>(const OptimizerOptions& given, s
                    .nesterov = options.nesterov(),
                    .maximize = false});
 }
-
-template class OptimizerWith<SGDOptions>;
 
 }  // namespace ebb

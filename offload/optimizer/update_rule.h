@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,16 @@ struct SgdNumbers {
   bool maximize;
 };
 [[nodiscard]] std::shared_ptr<UpdateRule> sgd_rule(const SgdNumbers& numbers);
+
+// Options of the class that the optimizer of this name has.
+template <typename Options>
+const Options& options_as(const torch::optim::OptimizerOptions& options, const std::string& name) {
+  const auto* known = dynamic_cast<const Options*>(&options);
+  if (known == nullptr) {
+    throw std::invalid_argument("ebb: " + name + " got options of another optimizer");
+  }
+  return *known;
+}
 
 // The rule of LibTorch's C++ optimizer with these options. `step`: from 1. Throws std::invalid_argument for another
 // optimizer's options.

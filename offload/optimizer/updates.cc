@@ -1,76 +1,137 @@
 #include "offload/optimizer/updates.h"
 
+#include <algorithm>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "offload/optimizer/part_update.h"
-#include "streams/base/process_mark.h"
+#include "offload/base/interpreter.h"
+#include "offload/managed/manage.h"
 
 namespace ebb {
 
-Updates::Updates(UpdateIn update_in, UpdateOn update_on, std::int64_t elements_at_once)
-    : update_in_(update_in), update_on_(update_on), elements_at_once_(elements_at_once) {
-  if (update_on == UpdateOn::kCpu && update_in != UpdateIn::kStep) {
-    background_ = make_shared_unless_forked<BackgroundUpdates>();
-  }
-}
+Updates::Updates(UpdateIn update_in, UpdateOn update_on, std::int64_t elements_at_once, std::uint64_t most_copied_bytes)
+    : update_in_(update_in),
+      update_on_(update_on),
+      elements_at_once_(elements_at_once),
+      most_copied_bytes_(most_copied_bytes),
+      may_have_thread_(update_on == UpdateOn::kCpu && update_in != UpdateIn::kStep) {}
 
 void Updates::update(const at::Tensor& parameter, std::vector<Part>& parts,
-                     const std::shared_ptr<const UpdateRule>& rule) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor gradient = parameter.grad();
-  TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule->name(),
-              " does not support gradients that are sparse, ", "or have another layout: ", gradient.layout());
-  Update update{rule, /*has_new_states=*/false, elements_at_once_};
-  if (!parts.empty() && has_all_states(parts.front(), parameter, *rule)) {
-    if (put_off(parameter, gradient, parts, update)) {
-      torch::autograd::impl::bump_version(parameter);  // as the update would
-      return;
-    }
-  } else {
-    std::vector<Part> all = parts;
-    update.has_new_states = add_states(all, parameter, *rule, elements_at_once_);
-    parts = std::move(all);
-  }
-  update_now(parameter, gradient, parts, update, update_on_, /*follows_weight=*/true);
-}
-
-// Returns false where the update cannot wait: some of what it takes may be used without being seen.
-bool Updates::put_off(const at::Tensor& parameter, const at::Tensor& gradient, const std::vector<Part>& parts,
-                      const Update& update) {
-  std::shared_ptr<BackgroundUpdates> background;
-  {
-    const MutexLock lock(mutex_);
-    background = background_;
-  }
-  return (background != nullptr && background->update_later(parameter, gradient, parts, update)) ||
-         (update_in_ == UpdateIn::kNextUse && update_at_next_use(parameter, gradient, parts, update, update_on_));
-}
-
-void Updates::update_in_backward(const at::Tensor& parameter, std::vector<Part>& parts,
-                                 const std::shared_ptr<const UpdateRule>& rule) {
-  {
-    const MutexLock lock(mutex_);
+                     const std::shared_ptr<const UpdateRule>& rule, Called called) {
+  if (called == Called::kInBackward) {
+    const LockUnlessForked lock(made_in_, mutex_);
     TORCH_CHECK(updated_.insert(parameter.unsafeGetTensorImpl()).second, "ebb: ", rule->name(),
                 " that updates in backward got a parameter's second gradient before step(). Each backward pass is a "
                 "step there, so gradients cannot be accumulated: call step() after each, or update in step()");
   }
-  update(parameter, parts, rule);
-  parameter.mutable_grad().reset();
+  const at::NoGradGuard no_grad;
+  const at::Tensor gradient = parameter.grad();
+  TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule->name(),
+              " does not support gradients that are sparse, ", "or have another layout: ", gradient.layout());
+  Update update{rule, update_on_, /*has_new_states=*/false, elements_at_once_};
+  const bool can_wait = !parts.empty() && has_all_states(parts.front(), parameter, *rule);
+  if (!can_wait) {
+    std::vector<Part> all = parts;
+    update.has_new_states = add_states(all, parameter, *rule, elements_at_once_);
+    parts = std::move(all);
+  }
+  const bool is_put_off =
+      can_wait && (update_in_background(parameter, gradient, parts, update) ||
+                   (update_in_ == UpdateIn::kNextUse &&
+                    postpone_update(parameter, gradient, parts, update, WorkAt::kDevice) != nullptr));
+  const bool is_elsewhere = is_put_off || update_at_home(parameter, gradient, parts, update);
+  if (!is_elsewhere) {
+    update_now(parameter, gradient, parts, update);
+  }
+  if (is_elsewhere || update_on_ == UpdateOn::kCpu) {  // otherwise the operations have done so
+    torch::autograd::impl::bump_version(parameter);
+  }
+  if (called == Called::kInBackward) {
+    parameter.mutable_grad().reset();
+  }
+}
+
+// Returns false, and has updated nothing, where that is not to be, or not possible.
+bool Updates::update_in_background(const at::Tensor& parameter, const at::Tensor& gradient,
+                                   const std::vector<Part>& parts, const Update& update) {
+  if (update_on_ == UpdateOn::kDevice || update_in_ == UpdateIn::kStep) {
+    return false;
+  }
+  made_in_.check("an optimizer");
+  const auto thread = can_update_at_home(parameter, gradient, parts) ? this->thread() : nullptr;
+  if (thread == nullptr) {
+    return false;
+  }
+  const std::uint64_t copied_bytes = has_home(gradient) ? 0 : gradient.nbytes();
+  const auto postpone = [&] { return postpone_update(parameter, gradient, parts, update, WorkAt::kHome); };
+  auto reserved = reserve(copied_bytes, most_copied_bytes_ - std::min(most_copied_bytes_, copied_bytes));
+  std::shared_ptr<PostponedWork> work = postpone();
+  if (work == nullptr && copied_bytes != 0) {  // whether there is room must not depend on how far the thread is
+    reserved = nullptr;
+    reserved = reserve(copied_bytes, 0);
+    work = postpone();
+  }
+  if (work == nullptr) {
+    return false;
+  }
+  try {
+    thread->run([work, reserved]() mutable {
+      work->run_ahead();
+      work = nullptr;  // before what is reserved
+    });
+  } catch (const std::bad_alloc&) {  // the update is done at the next use
+  }
+  return true;
+}
+
+// Null after end_thread(), and where the system has none.
+std::shared_ptr<c10::ThreadPool> Updates::thread() {
+  const MutexLock lock(mutex_);
+  if (thread_ == nullptr && may_have_thread_) {
+    try {
+      thread_ = {new c10::ThreadPool(1), UnlessForked()};
+    } catch (const std::system_error&) {  // the updates are done at their next uses
+    }
+  }
+  return thread_;
+}
+
+// Blocks the calling thread until at most `most_before` bytes are reserved, unless it asks for none. The bytes are
+// reserved as long as the result lives.
+std::shared_ptr<const void> Updates::reserve(std::uint64_t bytes, std::uint64_t most_before) {
+  const WithoutInterpreterLock without;  // as in end_thread
+  {
+    const MutexLock lock(mutex_);
+    while (bytes != 0 && copied_bytes_ > most_before) {
+      mutex_.wait(changed_);
+    }
+    copied_bytes_ += bytes;
+  }
+  return {nullptr, [this, bytes](const void* /*none*/) {
+            {
+              const MutexLock lock(mutex_);
+              copied_bytes_ -= bytes;
+            }
+            changed_.notify_all();
+          }};
 }
 
 void Updates::end_step() {
-  const MutexLock lock(mutex_);
+  const LockUnlessForked lock(made_in_, mutex_);
   updated_.clear();
 }
 
 void Updates::end_thread() {
-  std::shared_ptr<BackgroundUpdates> ended;  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
-  ended = std::move(background_);
+  const WithoutInterpreterLock without;    // the thread may be ending an object of the interpreter's
+  std::shared_ptr<c10::ThreadPool> ended;  // destroyed after the lock is released
+  const LockUnlessForked lock(made_in_, mutex_);
+  ended = std::move(thread_);
+  may_have_thread_ = false;
 }
 
 }  // namespace ebb

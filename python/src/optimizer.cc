@@ -117,11 +117,7 @@ Kind choice(const std::string& of, const py::object& value, const std::vector<st
 // Returns the parts with all states that the update takes.
 std::vector<Part> update(Updates& updates, const at::Tensor& parameter, std::vector<Part> parts,
                          const std::shared_ptr<UpdateRule>& rule, bool in_backward) {
-  if (in_backward) {
-    updates.update_in_backward(parameter, parts, rule);
-  } else {
-    updates.update(parameter, parts, rule);
-  }
+  updates.update(parameter, parts, rule, in_backward ? Updates::Called::kInBackward : Updates::Called::kInStep);
   return parts;
 }
 

@@ -31,7 +31,6 @@ enum class WaitPoint : std::uint8_t {
   kPendingUses,        // a copy in is kept until each save of its storage has got the bytes
   kBackAfterOut,       // the stream that owns a managed storage's memory, behind a copy out that a use comes after
   kFreeAfterUsers,     // the stream that owns a managed storage's memory, behind the other streams that have used it
-  kAtHomeAfterOut,     // the calling thread, which is to read a copy in host memory, behind that copy out
   kAtHomeAfterUsers,   // the calling thread, which is to use bytes at home, behind all copies of their block
   kUseAfterPostponed,  // a stream that uses a managed storage, behind work that was put off until that use
 

@@ -32,7 +32,6 @@ inline constexpr std::array kWaitPoints{
     WaitPointName{WaitPoint::kPendingUses, "pending_uses", false},
     WaitPointName{WaitPoint::kBackAfterOut, "back_after_out", false},
     WaitPointName{WaitPoint::kFreeAfterUsers, "free_after_users", false},
-    WaitPointName{WaitPoint::kAtHomeAfterOut, "at_home_after_out", false},
     WaitPointName{WaitPoint::kAtHomeAfterUsers, "at_home_after_users", false},
     WaitPointName{WaitPoint::kUseAfterPostponed, "use_after_postponed", false},
     WaitPointName{WaitPoint::kPoolGates, "pool_gates", false},

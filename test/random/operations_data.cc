@@ -39,7 +39,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 class Emptied {
  public:
   explicit Emptied(at::Tensor tensor) : tensor_(std::move(tensor)) {
-    const OnDevice here(tensor_);
+    const Uses here(tensor_);
     bytes_ = bytes_of(tensor_).clone();
     resize(tensor_, 0);
     taken_ = at::full_like(bytes_, 0xff);  // likely where the tensor was

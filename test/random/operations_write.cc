@@ -1,5 +1,6 @@
 // Writes into a tensor that others may have saved: legal, or for autograd to refuse.
 
+#include <memory>
 #include <thread>
 
 #include <ATen/Functions.h>
@@ -7,7 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "offload/managed/at_home.h"
 #include "offload/managed/postpone.h"
 #include "test/random/operation.h"
 
@@ -18,34 +18,29 @@ bool update_can_fail(const at::Tensor& x) {
   return (!x.is_floating_point() && !x.is_complex()) || !x.is_non_overlapping_and_dense();
 }
 
-// As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not
-// wait.
-bool update_later(const at::Tensor& x) {
-  const bool waits =
-      !update_can_fail(x) && postpone(x, {}, [](at::Tensor target, const Tensors& /*others*/) { target.mul_(0.75); });
-  if (waits) {
+std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& x, WorkAt at) {
+  if (update_can_fail(x)) {
+    return nullptr;
+  }
+  auto work = postpone(
+      x, {}, [](const Tensors& tensors, bool /*has_target*/) { tensors.front().mul_(0.75); }, at);
+  if (work != nullptr) {
     torch::autograd::impl::bump_version(x);
   }
-  return waits;
+  return work;
 }
+
+// As an optimizer whose updates wait for the next use, where ebb manages the tensor. Updates that would fail do not
+// wait.
+bool update_later(const at::Tensor& x) { return postpone_update(x, WorkAt::kDevice) != nullptr; }
 
 // As an optimizer that updates on the CPU, on a thread of its own or at the next use.
 bool update_at_home(const at::Tensor& x, bool ahead) {
-  if (update_can_fail(x)) {
-    return false;
-  }
-  const auto work = postpone_at_home(x, {}, [](const at::Tensor& target, const Tensors& /*others*/, AtHome* home) {
-    const at::Tensor& there = home == nullptr ? target : home->tensors().front();
-    there.mul_(0.75);
-  });
-  if (work == nullptr) {
-    return false;
-  }
-  torch::autograd::impl::bump_version(x);
-  if (ahead) {
+  const auto work = postpone_update(x, WorkAt::kHome);
+  if (work != nullptr && ahead) {
     std::thread([&] { work->run_ahead(); }).join();
   }
-  return true;
+  return work != nullptr;
 }
 
 }  // namespace

@@ -18,13 +18,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "offload/base/gradient_hook.h"
-#include "offload/managed/at_home.h"
 #include "offload/managed/postpone.h"
 #include "offload/managed/uses.h"
 #include "offload/optimizer.h"
-#include "offload/optimizer/background_updates.h"
 #include "offload/optimizer/update_rule.h"
+#include "offload/optimizer/updates.h"
 #include "offload/parameters.h"
+#include "test/checked/fault_plan.h"
 #include "test/offload/managed/managed_helpers.h"
 #include "test/offload/rig.h"
 
@@ -58,24 +58,24 @@ TEST_CASE("tensors are used at home where all of them are there, in memory, and 
   const at::Tensor expected = value_of(first);
   rig.offloader().manage({first, second}, within(0));
   {
-    const std::shared_ptr<AtHome> home = AtHome::of({first, second});
+    const auto home = use_at_home({first, second});
     REQUIRE(home != nullptr);
     CHECK(is_away(first));
-    CHECK(at::equal(home->tensors()[0], expected));
+    CHECK(at::equal((*home)[0], expected));
     const at::NoGradGuard no_grad;
-    home->tensors()[1].mul_(2);
+    (*home)[1].mul_(2);
   }
   CHECK(at::equal(value_of(second), expected * 2));
   {
-    const std::shared_ptr<AtHome> home = AtHome::of({second.detach().slice(0, 5, 20, 3)});
+    const auto home = use_at_home({second.detach().slice(0, 5, 20, 3)});
     REQUIRE(home != nullptr);
-    CHECK(at::equal(home->tensors()[0], (expected * 2).slice(0, 5, 20, 3)));
+    CHECK(at::equal((*home)[0], (expected * 2).slice(0, 5, 20, 3)));
   }
-  CHECK(AtHome::of({first, at::ones({kFloats})}) == nullptr);  // one is not managed
+  CHECK(use_at_home({first, at::ones({kFloats})}) == nullptr);  // one is not managed
   CHECK_FALSE(is_away(first + second));
   {
-    const OnDevice used(at::TensorList{second});
-    CHECK(AtHome::of({first, second}) == nullptr);
+    const Uses used(at::TensorList{second});
+    CHECK(use_at_home({first, second}) == nullptr);
   }
 }
 
@@ -86,7 +86,7 @@ TEST_CASE("a resident tensor is not used at home", "[managed]") {
   Parameters stays = within(0);
   stays.resident_bytes = 10 * kBytes;
   rig.offloader().manage({weight}, stays);
-  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(use_at_home({weight}) == nullptr);
   CHECK(at::equal(value_of(weight), expected));
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("files are no homes to compute in", "[managed]") {
   const at::Tensor weight = make_weight();
   const at::Tensor expected = value_of(weight);
   rig.offloader().manage({weight}, within(0));
-  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(use_at_home({weight}) == nullptr);
   CHECK(at::equal(value_of(weight), expected));
 }
 
@@ -104,11 +104,11 @@ TEST_CASE("an error of work that was done ahead comes from the next use, once", 
   const at::Tensor target = at::ones({kFloats});
   const at::Tensor other = at::ones({kFloats});
   rig.offloader().manage({target, other}, within(0));
-  const auto work =
-      postpone_at_home(target, {other}, [](const at::Tensor&, const std::vector<at::Tensor>&, AtHome* home) {
-        home->tensors().front().add_(1);
-        throw std::runtime_error("half-way");
-      });
+  const auto half_way = [](const Tensors& tensors, bool /*has_target*/) {
+    tensors.front().add_(1);
+    throw std::runtime_error("half-way");
+  };
+  const auto work = postpone(target, {other}, half_way, WorkAt::kHome);
   REQUIRE(work != nullptr);
   work->run_ahead();
   CHECK_THROWS_WITH(other.sum(), "half-way");
@@ -116,28 +116,25 @@ TEST_CASE("an error of work that was done ahead comes from the next use, once", 
   CHECK(other.sum().item<float>() == kFloats);
 }
 
-TEST_CASE("an update whose gradient finds no room on the device has not begun", "[managed]") {
+TEST_CASE("an update whose parameter finds no room on the device has not begun", "[managed]") {
   Rig rig(late_without_stash());
   const at::Tensor target = at::zeros({kFloats});
   const at::Tensor state = at::zeros({kFloats});
   rig.offloader().manage({target, state}, within(100 * kBytes));
-  const OnDevice used(at::TensorList{state});  // so that the update cannot be done at home
-  bool is_full = true;
+  const Uses used(at::TensorList{state});  // so that the update cannot be done at home
   int runs = 0;
-  const auto work = postpone_at_home(
-      target, {state},
-      [&](const at::Tensor& on, const std::vector<at::Tensor>&, AtHome* home) {
-        ++runs;
-        CHECK(home == nullptr);
-        on.add_(1);
-      },
-      PostponedWork::TargetUse::kWritten,
-      [&] { TORCH_CHECK_WITH(OutOfMemoryError, !is_full, "no room for the gradient"); });
+  const auto count = [&](const Tensors& tensors, bool /*has_target*/) {
+    ++runs;
+    tensors.front().add_(1);
+  };
+  const auto work = postpone(target, {state}, count, WorkAt::kHome);
   REQUIRE(work != nullptr);
-  work->run_ahead();
-  CHECK_THROWS_AS(target.sum(), c10::OutOfMemoryError);
+  {
+    const PlannedFault refused(FaultPoint::kDeviceAllocation, 1, FaultPlan::Extent::kFromThenOn);
+    work->run_ahead();
+    CHECK_THROWS_AS(target.sum(), c10::OutOfMemoryError);
+  }
   CHECK(runs == 0);
-  is_full = false;
   CHECK(target.sum().item<float>() == kFloats);
   CHECK(runs == 1);
 }
@@ -155,10 +152,10 @@ TEST_CASE("an update on the CPU has the same bits where a state is in use when i
   AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1), update_in, UpdateOn::kCpu);
   for (int step = 0; step < 3; ++step) {
     const auto known = optimizer.state().find(weight.unsafeGetTensorImpl());
-    std::unique_ptr<OnDevice> used;
+    std::unique_ptr<Uses> used;
     if (known != optimizer.state().end()) {
       const auto& state = dynamic_cast<const OptimizerState&>(*known->second);
-      used = std::make_unique<OnDevice>(at::TensorList{state.parts.front().at("exp_avg")});
+      used = std::make_unique<Uses>(at::TensorList{state.parts.front().at("exp_avg")});
     }
     for (AdamW* const each : {&expected, &optimizer}) {
       backward(each == &expected ? plain : weight);
@@ -418,12 +415,12 @@ TEST_CASE("a copy home that fails before an update on the CPU loses nothing", "[
   weight.mul_(2);
   const at::Tensor expected = value_of(weight);
   rig.tier().fail_copy(1);
-  CHECK(AtHome::of({weight}) == nullptr);
+  CHECK(use_at_home({weight}) == nullptr);
   CHECK(at::equal(value_of(weight), expected));
   CHECK(at::equal(value_of(other), value_of(make_weight())));
 }
 
-TEST_CASE("a gradient whose copy home fails is copied once more", "[managed]") {
+TEST_CASE("an update is done on the device where the copy home of its gradient fails", "[managed]") {
   const UpdateIn update_in = GENERATE(UpdateIn::kStep, UpdateIn::kNextUse);
   const bool is_view = GENERATE(false, true);
   const auto train = [update_in, is_view](Rig* rig) {
@@ -485,18 +482,18 @@ TEST_CASE("what uses a tensor that another thread uses at home waits", "[managed
   const at::Tensor weight = at::zeros({kFloats});
   rig.offloader().manage({weight}, within(0));
   const at::NoGradGuard no_grad;
-  std::shared_ptr<AtHome> home = AtHome::of({weight});
+  auto home = use_at_home({weight});
   REQUIRE(home != nullptr);
   CHECK_THROWS_WITH(value_of(weight), Catch::Contains("while this thread"));
   at::Tensor seen;
   {
     const Waiter other([&] { seen = value_of(weight); });
     CHECK(other.waits());
-    home->tensors().front().add_(1);
+    home->front().add_(1);
     home.reset();
   }
   CHECK(at::equal(seen, at::ones({kFloats})));
-  home = AtHome::of({weight});
+  home = use_at_home({weight});
   REQUIRE(home != nullptr);
   CHECK_THROWS_WITH(value_of(weight), Catch::Contains("while this thread"));
   home.reset();
@@ -509,20 +506,21 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   const at::Tensor state = at::zeros({kFloats});
   const std::vector<at::Tensor> weights{make_weight(), make_weight()};
   rig.offloader().manage({weights[0], weights[1], state}, within(0));
-  const Update update{rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1),
-                      /*has_new_states=*/false};
-  const std::vector<Part> parts{{{"momentum_buffer", state}}};
+  const std::shared_ptr<UpdateRule> rule =
+      rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1);
   const at::NoGradGuard no_grad;
-  const at::Tensor gradient = at::ones({kFloats});
-  BackgroundUpdates background(most);
-  std::shared_ptr<AtHome> home = AtHome::of({state});  // which the first update has to wait for
-  REQUIRE(background.update_later(weights[0], gradient, parts, update));
+  Updates updates(UpdateIn::kNextUse, UpdateOn::kCpu, kElementsAtOnce, most);
+  const auto update = [&](const at::Tensor& weight, const at::Tensor& momentum) {
+    weight.mutable_grad() = at::ones({kFloats});
+    std::vector<Part> parts{{{"momentum_buffer", momentum}}};
+    updates.update(weight, parts, rule, Updates::Called::kInStep);
+  };
+  auto home = use_at_home({state});  // which the first update has to wait for
+  update(weights[0], state);
   const at::Tensor other = at::zeros({kFloats});
   rig.offloader().manage({other}, within(0));
   {
-    const Waiter second([&] {
-      static_cast<void>(background.update_later(weights[1], gradient, {{{"momentum_buffer", other}}}, update));
-    });
+    const Waiter second([&] { update(weights[1], other); });
     CHECK(second.waits() == (most < 2 * kBytes));
     home.reset();
   }

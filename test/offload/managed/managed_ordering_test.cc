@@ -10,7 +10,6 @@
 #include <ATen/Functions.h>
 #include <catch2/catch.hpp>
 
-#include "offload/managed/host_copy.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/postponed_work.h"
 #include "test/offload/cache/ordering_world.h"
@@ -73,10 +72,6 @@ class ManagedWorld : public OrderingWorld {
     return can;
   }
 
-  std::unique_ptr<HostCopy> copy_to_host(const at::Tensor& tensor) {
-    return std::make_unique<HostCopy>(runtime->shared_residency(), *tier->try_acquire(tensor.nbytes()), tensor);
-  }
-
   std::uint64_t evict(std::uint64_t bytes) { return runtime->evict(bytes); }
 
   std::uint64_t evict_during_use(std::size_t which, std::uint64_t bytes) {
@@ -90,9 +85,8 @@ class ManagedWorld : public OrderingWorld {
   std::shared_ptr<PostponedWork> postpone_write(std::size_t which, float value) {
     return std::make_shared<PostponedWork>(
         runtime->shared_residency(), tensors_[which], at::TensorList(),
-        [](const at::Tensor&, const std::vector<at::Tensor>&) { return PostponedWork::Brought(); },
-        [this, which, value, stream = SimulatedStreamGuard::current()](const at::Tensor&,
-                                                                       const std::vector<at::Tensor>&, AtHome*) {
+        [](const auto&) { return std::make_shared<const PostponedWork::Tensors>(); },
+        [this, which, value, stream = SimulatedStreamGuard::current()](const PostponedWork::Tensors&, bool) {
           const SimulatedStreamGuard there(stream);  // c10's guards know no such
           write(which, value);
         });
@@ -284,29 +278,6 @@ TEST_CASE("bytes in use on the device are not used at home", "[managed]") {
   const std::size_t it = world.add(7);
   CHECK_FALSE(world.can_be_used_at_home_during_use(it));
   CHECK(world.is_on_device(it));
-}
-
-TEST_CASE("a copy in host memory has what the kernel makes, and keeps the kernel's memory until then",
-          "[managed][ordering]") {
-  ManagedWorld world(any_order(), {1 << 20, 0});
-  const bool lets_go = GENERATE(true, false);
-  at::Tensor from = world.make(7);
-  const void* const memory = from.const_data_ptr();
-  std::unique_ptr<HostCopy> copy = world.copy_to_host(from);
-  from.reset();
-  const bool is_done = copy->try_to_let_go();
-  const at::Tensor next = world.make(9);
-  CHECK((next.const_data_ptr() == memory) == is_done);
-  if (lets_go) {
-    copy.reset();
-  } else {
-    CHECK(at::equal(copy->wait(), at::full({OrderingWorld::kFloats}, 7.F)));
-  }
-  const at::Tensor last = world.make(10);
-  world.OrderingWorld::read(next.storage());
-  world.OrderingWorld::read(last.storage());
-  world.run();
-  CHECK(world.seen() == std::vector<float>{9, 10});
 }
 
 TEST_CASE("what has been copied home stays until its room is asked for", "[managed][ordering]") {

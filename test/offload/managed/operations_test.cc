@@ -84,18 +84,20 @@ TEST_CASE("what an operation inside of another writes is kept", "[managed]") {
   CHECK(managed.sum().item<float>() == 2 * kFloats);
 }
 
+void triple(const std::vector<at::Tensor>& tensors, bool /*has_target*/) { tensors.front().mul_(3); }
+
 TEST_CASE("work that is put off inside of an operation is done before the next operation there", "[managed]") {
   Rig rig(disk());
   torch::Library library = fragment();
   library.def("ebb_postpones_inside(Tensor x) -> Tensor", [](const at::Tensor& x) {
-    CHECK(postpone(x, {}, [](at::Tensor target, const std::vector<at::Tensor>&) { target.mul_(3); }));
+    CHECK(postpone(x, {}, &triple) != nullptr);
     return x.sum();
   });
   const at::Tensor managed = at::ones({kFloats});
   rig.offloader().manage({managed}, within(0));
   CHECK(call("ebb_postpones_inside", managed).item<float>() == 3 * kFloats);
-  const OnDevice here(managed);
-  REQUIRE(postpone(managed, {}, [](at::Tensor target, const std::vector<at::Tensor>&) { target.mul_(3); }));
+  const Uses here(managed);
+  REQUIRE(postpone(managed, {}, &triple) != nullptr);
   CHECK(managed.sum().item<float>() == 9 * kFloats);
 }
 
@@ -140,11 +142,11 @@ TEST_CASE("operations inside of another are no uses of their own", "[managed]") 
   CHECK(world.uses_of([&] { at::matmul(a, b); }) == 2);  // calls mm
   CHECK(world.uses_of([&] { at::mm(a, b).add_(a).add_(b); }) == 4);
   CHECK(world.uses_of([&] {
-    const OnDevice here(/*read=*/{a, b}, /*written=*/{});
+    const Uses here(/*read=*/{a, b}, /*written=*/{});
     at::mm(a, b).add_(a).add_(b);
   }) == 2);
   CHECK(world.uses_of([&] {
-    const OnDevice here(a);
+    const Uses here(a);
     at::mm(a, b);
     std::async(std::launch::async, [&] { a.sum(); }).get();
   }) == 3);

@@ -558,17 +558,17 @@ TEST_CASE("an update that throws half-way is over, and one for which there is no
   const at::Tensor other = at::ones({kWidth});
   rig.offloader().manage({target, other}, within(0));
   int runs = 0;
-  const auto work = [&](at::Tensor to, const Tensors& others) {
-    to.add_(others.front());
+  const auto work = [&](const Tensors& tensors, bool /*has_target*/) {
+    tensors[0].add_(tensors[1]);
     if (++runs == 1) {
       throw std::runtime_error("half-way");
     }
   };
-  REQUIRE(postpone(target, {other}, work));
+  REQUIRE(postpone(target, {other}, work) != nullptr);
   CHECK_THROWS_WITH(target.sum(), "half-way");
   CHECK(target.sum().item<float>() == 2 * kWidth);
   CHECK(runs == 1);
-  REQUIRE(postpone(target, {other}, work));
+  REQUIRE(postpone(target, {other}, work) != nullptr);
   rig.offloader().manage({at::ones({kWidth})}, within(0));  // sends the others home
   {
     const PlannedFault refused(FaultPoint::kDeviceAllocation, 1, FaultPlan::Extent::kFromThenOn);
