@@ -10,15 +10,12 @@
 #include "policy/transfer_schedule.h"
 
 namespace ebb {
-namespace {
-
-using Index = std::uint32_t;
-using Event = StepEvent;
-
-}  // namespace
 
 // A step under way, from its first event to its last.
 class Predictor::Run {
+  using Index = std::uint32_t;
+  using Event = StepEvent;
+
  public:
   Run(const Predictor& predictor, const std::vector<Decision>& decisions)
       : predictor_(predictor),
@@ -27,8 +24,7 @@ class Predictor::Run {
         state_(record_.storages.size()),
         schedule_(make_schedule(record_, predictor.events_, decisions, predictor.device_bytes_)),
         least_between_(schedule_.backward.held_bytes),
-        out_(predictor.rates_.out_bytes_per_ms, predictor.rates_.ms_per_copy),
-        in_(predictor.rates_.in_bytes_per_ms, predictor.rates_.ms_per_copy) {}
+        link_(predictor.rates_) {}
 
   Prediction run() {
     for (std::size_t k = 0; k < predictor_.events_.size(); ++k) {
@@ -107,7 +103,7 @@ class Predictor::Run {
     if (decisions_[i] == Decision::kKeep) {
       state_[i].where = Where::kOnDevice;
     } else if (decisions_[i] == Decision::kOffload) {
-      state_[i] = {Where::kLeaving, out_.copy(now_ms_, record_.storages[i].bytes)};
+      state_[i] = {Where::kLeaving, link_.copy_out(now_ms_, record_.storages[i].bytes)};
       leaving_.push_back(i);
       stash_ += record_.storages[i].bytes;
     }
@@ -190,7 +186,7 @@ class Predictor::Run {
   void copy_in(Index i) {
     hold(i);
     state_[i].where = Where::kArriving;
-    state_[i].done_ms = in_.copy(std::max(now_ms_, state_[i].done_ms), record_.storages[i].bytes);
+    state_[i].done_ms = link_.copy_in(std::max(now_ms_, state_[i].done_ms), record_.storages[i].bytes);
   }
 
   void finish_copies_out() {
@@ -252,8 +248,7 @@ class Predictor::Run {
   std::size_t part_ = 0;              // of backward
   std::size_t next_in_ = 0;           // of the copies in
   std::deque<Index> leaving_;         // oldest first
-  Lane out_;
-  Lane in_;
+  Link link_;
   double now_ms_ = 0;
   double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
