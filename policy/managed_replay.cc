@@ -70,7 +70,10 @@ class Replay {
  public:
   // `events`: gets what happens; null for nobody.
   Replay(std::span<const ManagedUse> uses, std::uint64_t limit, std::vector<Event>* events)
-      : uses_(uses), limit_(limit), next_(next_uses(uses)), events_(events) {}
+      : uses_(uses), limit_(limit), next_(next_uses(uses)), events_(events) {
+    const auto last = std::ranges::max_element(uses, {}, &ManagedUse::item);
+    items_.resize(last == uses.end() ? 0 : last->item + std::size_t{1});
+  }
 
   ManagedTraffic pass_period() {
     traffic_ = {};
@@ -83,7 +86,7 @@ class Replay {
       hold(phase, phase);
       if (uses_[(i + next_[i]) % uses_.size()].is_new) {  // this was the storage's last use
         add({.kind = Kind::kEnd, .phase = phase, .bytes = uses_[i].bytes});
-        forget(there_.find(uses_[i].item));
+        forget(uses_[i].item);
       }
     }
     hold(phase, Phase::kBetween);
@@ -94,11 +97,12 @@ class Replay {
  private:
   using Place = std::size_t;  // counts uses from the first period's beginning
 
-  struct There {
-    std::uint64_t bytes;
-    Place next;             // the next use
-    std::size_t operation;  // the last one that used the storage
-    bool written;
+  struct Item {
+    bool is_there = false;
+    std::uint64_t bytes = 0;
+    Place next = 0;             // the next use
+    std::size_t operation = 0;  // the last one that used the storage
+    bool written = false;
   };
 
   void add(const Event& event) {
@@ -125,28 +129,26 @@ class Replay {
     if (begins_operation(uses_, i)) {
       begin_operation(use.phase);
     }
-    const auto known = there_.find(use.item);
-    const bool is_there = known != there_.end();
-    const bool written = use.written || (is_there && known->second.written);
-    if (is_there) {
-      forget(known);
+    const Item before = items_[use.item];
+    if (before.is_there) {
+      forget(use.item);
     }
     make_room(use);
-    if (use.is_new || !is_there) {
+    if (use.is_new || !before.is_there) {
       const Kind kind = use.is_new ? Kind::kMake : Kind::kFetch;
       add({.kind = kind, .phase = use.phase, .bytes = use.bytes, .use = i});
     }
-    const Place next = begin_ + i + next_[i];
-    there_.insert_or_assign(use.item, There{use.bytes, next, operations_ - 1, written});
-    in_use_.emplace_back(next, use.item);
+    const bool written = use.written || (before.is_there && before.written);
+    items_[use.item] = {true, use.bytes, begin_ + i + next_[i], operations_ - 1, written};
+    in_use_.push_back(use.item);
     held_ += use.bytes;
   }
 
   void begin_operation(Phase phase) {
     ++operations_;
-    for (const auto& [next, item] : in_use_) {
-      if (const auto there = there_.find(item); there != there_.end() && there->second.next == next) {
-        order_.emplace(next, item);
+    for (const std::uint32_t item : in_use_) {
+      if (items_[item].is_there) {
+        order_.emplace(items_[item].next, item);
       }
     }
     in_use_.clear();
@@ -155,30 +157,30 @@ class Replay {
 
   void make_room(const ManagedUse& use) {
     while (held_ + use.bytes > limit_ && !order_.empty()) {
-      const auto leaves = there_.find(order_.rbegin()->second);
-      const There& there = leaves->second;
+      const std::uint32_t last = order_.rbegin()->second;
+      const Item& leaves = items_[last];
       add({.kind = Kind::kLeave,
            .phase = use.phase,
-           .bytes = there.bytes,
-           .written = there.written,
-           .last_operation = there.operation});
-      forget(leaves);
+           .bytes = leaves.bytes,
+           .written = leaves.written,
+           .last_operation = leaves.operation});
+      forget(last);
     }
   }
 
-  void forget(std::unordered_map<std::uint32_t, There>::iterator there) {
-    order_.erase({there->second.next, there->first});
-    held_ -= there->second.bytes;
-    there_.erase(there);
+  void forget(std::uint32_t item) {
+    order_.erase({items_[item].next, item});
+    held_ -= items_[item].bytes;
+    items_[item].is_there = false;
   }
 
   const std::span<const ManagedUse> uses_;
   const std::uint64_t limit_;
   const std::vector<std::size_t> next_;
   std::vector<Event>* const events_;
-  std::unordered_map<std::uint32_t, There> there_;
-  std::set<std::pair<Place, std::uint32_t>> order_;      // by next use: what may leave
-  std::vector<std::pair<Place, std::uint32_t>> in_use_;  // of the present operation, which may not
+  std::vector<Item> items_;                          // by ManagedUse::item
+  std::set<std::pair<Place, std::uint32_t>> order_;  // by next use: what may leave
+  std::vector<std::uint32_t> in_use_;                // of the present operation: what may not
   std::uint64_t held_ = 0;
   Place begin_ = 0;             // of the period
   std::size_t operations_ = 0;  // that have begun
