@@ -249,7 +249,7 @@ class Predictor::Run {
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
   std::uint64_t made_again_ = 0;  // held too: made by recipes, for which PrefetchSchedule::held_bytes leaves room
-  std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
+  std::uint64_t stash_ = 0;       // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
 

@@ -1,7 +1,6 @@
 #include "offload/plans/plan_follower.h"
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -66,9 +65,10 @@ void count(int& steps, int many, const std::string& before, const std::string& a
 }
 
 // The indices in the recorded step of those storages that are in it.
-std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<const SavedStorage*>& storages) {
+template <typename Pointer>
+std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<Pointer>& storages) {
   std::vector<std::uint32_t> indices;
-  for (const SavedStorage* const storage : storages) {
+  for (const Pointer& storage : storages) {
     if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
       indices.push_back(*index);
     }
@@ -145,9 +145,7 @@ PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Ten
     place.recorder = step.recorder();
     place.ordinal = static_cast<std::uint32_t>(candidate.ordinal);
     if (place.recorder != nullptr) {
-      std::vector<const SavedStorage*> storages;
-      std::ranges::transform(saved, std::back_inserter(storages), &std::shared_ptr<SavedStorage>::get);
-      place.index = place.recorder->region_begins(indices_in(*place.recorder, storages));
+      place.index = place.recorder->region_begins(indices_in(*place.recorder, saved));
     }
   }
   ended.release();
@@ -158,15 +156,17 @@ PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Ten
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();
-  if (candidate.ordinal == 0) {
+  const bool begins = candidate.ordinal == 0;
+  if (begins) {
     begin_step_locked(step, managed);
   }
   const auto [decision, plan] = planner_.decide(candidate);
-  if (plan != step.plan()) {
+  const bool turns = plan != step.plan();
+  if (turns) {
     follow_locked(step, plan);
-    if (managed != nullptr) {
-      managed->log()->record_by(step.recorder());
-    }
+  }
+  if (managed != nullptr && (begins || turns)) {
+    managed->log()->record_by(step.recorder());
   }
   if (managed != nullptr && bound_by_ != plan) {
     set_bound_locked(*managed, plan);
@@ -195,15 +195,8 @@ void PlanFollower::begin_step_locked(SavedStep& step, ManagedSet* managed) {
   }
   step.record_by(recorded ? make_recorder(*recorded) : nullptr);
   step.follow(nullptr);
-  if (managed == nullptr) {
-    return;
-  }
-  if (!in_backward()) {  // a backward pass that saves is of the period that it began in
+  if (managed != nullptr && !in_backward()) {  // a backward pass that saves is of the period that it began in
     managed->log()->step_begins();
-  }
-  managed->log()->record_by(step.recorder());
-  if (recorded && bound_by_ != nullptr) {
-    set_bound_locked(*managed, nullptr);
   }
 }
 
@@ -302,7 +295,8 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
     recorder->give_up();
     return;
   }
-  if (std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
+  auto [record, cost, found_device_full] = recorder->finish();  // without the lock: finish waits for the device
+  if (record) {
     if (managed != nullptr) {
       std::optional<std::vector<ManagedUse>> period = managed->log()->last_period();
       record->awaits_managed = !period || period->empty();
@@ -310,16 +304,15 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
       record->managed = std::move(period).value_or(std::vector<ManagedUse>{});
       record->managed_device_bytes = meter_ ? managed->device_bytes() : 0;
     }
-    const std::shared_ptr<const Plan> plan = step.plan();
     const MutexLock lock(mutex_);
-    learn_locked(plan, *recorder, *record);
-  } else if (managed != nullptr && recorder->take_found_device_full() && step.plan() == nullptr) {
+    learn_locked(step, *recorder, *record, cost);
+  } else if (managed != nullptr && found_device_full && step.plan() == nullptr) {
     lower_first_bound(*managed);
   }
 }
 
-void PlanFollower::learn_locked(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder,
-                                const StepRecord& record) {
+void PlanFollower::learn_locked(SavedStep& step, const StepRecorder& recorder, const StepRecord& record,
+                                const StepCost& cost) {
   unrecorded_ = 0;
   if (recorder.step() != kNotToLearnFrom) {
     planner_.learn(recorder.step(), record);
@@ -327,9 +320,9 @@ void PlanFollower::learn_locked(const std::shared_ptr<const Plan>& plan, const S
           " recorded steps there is no plan to follow, because none of them saved tensors of the same sizes by "
           "the same operations as another. Where a step does not fit whole, everything moves or is recomputed. Pad "
           "batches to a few lengths, or let a policy decide.");
-  } else if (measured_.plan == plan) {
-    measured_.cost = recorder.cost();
-    planner_.correct(plan, record.end_ms, *measured_.cost);
+  } else if (measured_.plan == step.plan()) {
+    measured_.cost = cost;
+    planner_.correct(measured_.plan, record.end_ms, cost);
     warn_if_over_budget_locked();
   }
 }

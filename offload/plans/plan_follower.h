@@ -98,7 +98,7 @@ class PlanFollower {
   void follow_locked(SavedStep& step, const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(mutex_);
   void check_locked(const Plan& plan) EBB_REQUIRES(mutex_);
   void make_room(SavedStep& step, std::uint64_t ordinal, ManagedSet* managed);
-  void learn_locked(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record)
+  void learn_locked(SavedStep& step, const StepRecorder& recorder, const StepRecord& record, const StepCost& cost)
       EBB_REQUIRES(mutex_);
   void warn_if_over_budget_locked() EBB_REQUIRES(mutex_);
   void set_bound_locked(ManagedSet& managed, const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(mutex_);
