@@ -49,22 +49,6 @@ constexpr auto kForward = static_cast<std::size_t>(Phase::kForward);
 constexpr auto kBackward = static_cast<std::size_t>(Phase::kBackward);
 constexpr auto kBetween = static_cast<std::size_t>(Phase::kBetween);
 
-// The step of the record, and the rates that are left to saved storages, beside managed storages with this share.
-StepRecord beside(const ManagedShare& share, const StepRecord& record) {
-  const auto later = [&](double ms) {
-    const double in_forward = std::min(ms, record.backward_ms);
-    return in_forward * share.forward_stretch + (ms - in_forward) * share.backward_stretch;
-  };
-  return changed(record, later, share.more_bytes);
-}
-
-LinkRates beside(const ManagedShare& share, const LinkRates& rates) {
-  LinkRates left = rates;
-  left.out_bytes_per_ms *= share.out_part;
-  left.in_bytes_per_ms *= share.in_part;
-  return left;
-}
-
 // The plan of least memory, which may fit all the same.
 Plan least_plan_within(const Limits& limits, const StepRecord& record, const LinkRates& rates) {
   Plan plan = make_least_plan(record, limits.host_bytes, rates);
@@ -75,51 +59,59 @@ Plan least_plan_within(const Limits& limits, const StepRecord& record, const Lin
 // The storages that one bound leaves on the device and sends over the link, and how long that takes.
 class Bound {
  public:
-  Bound(const StepRecord& record, std::uint64_t device_bytes, const LinkRates& rates)
+  // `more_bytes`: by how much other memory is more than recorded.
+  Bound(const StepRecord& record, std::uint64_t device_bytes, std::int64_t more_bytes, const LinkRates& rates)
       : record_(&record), rates_(rates), pace_(record.managed, room_within(record, device_bytes)), pace_ms_(paced(0)) {
-    share_.device_bytes = device_bytes;
-    share_.traffic = pace_.traffic();
-    share_.between_ms = pace_ms_[kBetween];
+    share_ = {.device_bytes = device_bytes,
+              .traffic = pace_.traffic(),
+              .between_ms = pace_ms_[kBetween],
+              .more_bytes = more_bytes};
     const ManagedTraffic::Lane& out = share_.traffic.out[kForward];
     const ManagedTraffic::Lane& in = share_.traffic.in[kBackward];
     out_ms_ = rates.out_ms(out.bytes, out.copies);
     in_ms_ = rates.in_ms(in.bytes, in.copies);
   }
 
-  [[nodiscard]] std::uint64_t device_bytes() const { return share_.device_bytes; }
-
   // The least that a period takes.
   [[nodiscard]] double least_ms() const { return pace_ms_[kForward] + pace_ms_[kBackward] + pace_ms_[kBetween]; }
 
-  // The share where so many saved bytes are copied, recipes run so long, and other memory is so much more than
-  // recorded.
-  [[nodiscard]] ManagedShare share(std::uint64_t offloaded, double recompute_ms, std::int64_t more_bytes) const {
-    ManagedShare share = share_;
-    share.offloaded_bytes = offloaded;
-    share.recompute_ms = recompute_ms;
-    share.more_bytes = more_bytes;
-    const double forward = forward_ms(offloaded);
-    const double backward = backward_ms(offloaded, recompute_ms);
-    share.forward_stretch = stretch(record_->backward_ms, forward);
-    share.backward_stretch = stretch(backward_compute_ms(), backward - recompute_ms);
-    share.out_part = std::max(kLeastPart, 1 - out_ms_ / forward);
-    share.in_part = std::max(kLeastPart, 1 - in_ms_ / backward);
-    return share;
+  // The step, and the rates that are left to saved storages, where so many saved bytes are copied and recipes run so
+  // long. `late_bytes`: of the copies whose time the step has.
+  struct Left {
+    StepRecord step;
+    LinkRates rates;
+  };
+  [[nodiscard]] Left left(std::uint64_t offloaded, double recompute_ms, std::uint64_t late_bytes) const {
+    const double forward_stretch = stretch(record_->backward_ms, forward_ms(late_bytes));
+    const double paced_ms = paced(recompute_ms)[kBackward];
+    const double backward_stretch = stretch(backward_compute_ms(), backward_ms(late_bytes, paced_ms) - recompute_ms);
+    const auto later = [&](double ms) {
+      const double in_forward = std::min(ms, record_->backward_ms);
+      return in_forward * forward_stretch + (ms - in_forward) * backward_stretch;
+    };
+    LinkRates rates = rates_;
+    rates.out_bytes_per_ms *= std::max(kLeastPart, 1 - out_ms_ / forward_ms(offloaded));
+    rates.in_bytes_per_ms *= std::max(kLeastPart, 1 - in_ms_ / backward_ms(offloaded, paced_ms));
+    return {changed(*record_, later, share_.more_bytes), rates};
   }
 
-  // `more_bytes`: as for share(). `effort`: as for make_plan.
-  [[nodiscard]] Plan plan(const Limits& limits, std::int64_t more_bytes, double effort) const {
-    Plan plan;
+  [[nodiscard]] Left left(const ManagedShare& share) const {
+    return left(share.offloaded_bytes, share.recompute_ms, share.offloaded_bytes);
+  }
+
+  // `effort`: as for make_plan.
+  [[nodiscard]] Plan plan(const Limits& limits, double effort) const {
     // The first round does not know how much is copied. Its step has no time for copies beside a full lane, so that
     // recipes are preferred to copies that would be late.
-    ManagedShare share = this->share(movable_bytes(), all_recipes_ms(), more_bytes);
-    const ManagedShare none_copied = this->share(0, all_recipes_ms(), more_bytes);
-    share.forward_stretch = none_copied.forward_stretch;
-    share.backward_stretch = none_copied.backward_stretch;
+    ManagedShare share = share_;
+    Plan plan;
+    Left left = this->left(movable_bytes(), all_recipes_ms(), /*late_bytes=*/0);
     for (int round = 0; round < kRounds; ++round) {
-      plan = make_plan(beside(share, *record_), limits, beside(share, rates_), effort);
+      plan = make_plan(left.step, limits, left.rates, effort);
       plan.managed = share;
-      share = this->share(plan.predicted.offloaded_bytes, plan.predicted.recompute_ms, more_bytes);
+      share.offloaded_bytes = plan.predicted.offloaded_bytes;
+      share.recompute_ms = plan.predicted.recompute_ms;
+      left = this->left(share);
     }
     return plan;
   }
@@ -127,7 +119,8 @@ class Bound {
   // A period under the plan, at least.
   [[nodiscard]] double period_ms(const Plan& plan) const {
     const std::uint64_t offloaded = plan.predicted.offloaded_bytes;
-    const double copied_ms = forward_ms(offloaded) + backward_ms(offloaded, plan.predicted.recompute_ms);
+    const double paced_ms = paced(plan.predicted.recompute_ms)[kBackward];
+    const double copied_ms = forward_ms(offloaded) + backward_ms(offloaded, paced_ms);
     return std::max(plan.predicted.step_ms, copied_ms) + share_.between_ms;
   }
 
@@ -155,12 +148,12 @@ class Bound {
     return pace_.phases_ms({record_->backward_ms, backward_compute_ms() + recompute_ms, 0}, rates_);
   }
 
-  // How long a phase takes if so many saved bytes are copied, and recipes run so long, too.
+  // How long a phase takes if so many saved bytes are copied, too. `paced_ms`: as paced() has it for backward.
   [[nodiscard]] double forward_ms(std::uint64_t offloaded) const {
     return std::max(pace_ms_[kForward], out_ms_ + rates_.out_ms(offloaded, 0));
   }
-  [[nodiscard]] double backward_ms(std::uint64_t offloaded, double recompute_ms) const {
-    return std::max(paced(recompute_ms)[kBackward], in_ms_ + rates_.in_ms(offloaded, 0));
+  [[nodiscard]] double backward_ms(std::uint64_t offloaded, double paced_ms) const {
+    return std::max(paced_ms, in_ms_ + rates_.in_ms(offloaded, 0));
   }
 
   const StepRecord* record_;
@@ -182,11 +175,7 @@ class JointSearch {
         largest_operation_in_step_(std::max(largest_operation(record.managed, Phase::kForward),
                                             largest_operation(record.managed, Phase::kBackward))) {
     const std::uint64_t enough = bound_for(*std::ranges::max_element(peak_of_all_));
-    std::uint64_t largest = 0;
-    for (const ManagedUse& use : record.managed) {
-      largest = std::max(largest, use.bytes);
-    }
-    least_ = std::min(2 * largest, enough);
+    least_ = std::min(2 * std::ranges::max_element(record.managed, {}, &ManagedUse::bytes)->bytes, enough);
     most_ = std::max(least_, std::min(enough, limits.device_bytes));
   }
 
@@ -199,8 +188,8 @@ class JointSearch {
     for (int i = 0; i < kHalvings; ++i) {
       try_all(around_best());
     }
-    const Bound bound(record_, best_->managed->device_bytes, rates_);
-    Plan plan = bound.plan(limits_, more_bytes(best_->managed->device_bytes), /*effort=*/1);
+    const Bound bound = within(best_->managed->device_bytes);
+    Plan plan = bound.plan(limits_, /*effort=*/1);
     return plan.fits && bound.period_ms(plan) < bound.period_ms(*best_) ? std::move(plan) : *std::move(best_);
   }
 
@@ -212,10 +201,10 @@ class JointSearch {
     return std::min(all, std::max(bound, largest_operation_in_step_));
   }
 
-  // By how much other memory is more than the record's within this bound.
-  [[nodiscard]] std::int64_t more_bytes(std::uint64_t bound) const {
+  [[nodiscard]] Bound within(std::uint64_t bound) const {
     const std::uint64_t recorded = record_.managed_device_bytes == 0 ? 0 : peak_in_step(record_.managed_device_bytes);
-    return static_cast<std::int64_t>(peak_in_step(bound)) - static_cast<std::int64_t>(recorded);
+    return {record_, bound, static_cast<std::int64_t>(peak_in_step(bound)) - static_cast<std::int64_t>(recorded),
+            rates_};
   }
 
   [[nodiscard]] std::vector<std::uint64_t> in_equal_ratios() const {
@@ -247,7 +236,7 @@ class JointSearch {
     std::vector<Bound> soonest;
     for (const std::uint64_t bound : bounds) {
       if (bound > 0 && seen_.insert(bound).second) {
-        soonest.emplace_back(record_, bound, rates_);
+        soonest.push_back(within(bound));
       }
     }
     std::ranges::stable_sort(soonest, {}, &Bound::least_ms);
@@ -260,7 +249,7 @@ class JointSearch {
   }
 
   void try_bound(const Bound& bound) {
-    Plan plan = bound.plan(limits_, more_bytes(bound.device_bytes()), kEffort);
+    Plan plan = bound.plan(limits_, kEffort);
     if (!plan.fits) {
       return;
     }
@@ -278,12 +267,11 @@ class JointSearch {
 
   // The plan of least memory beside the least bound.
   [[nodiscard]] Plan least_memory() const {
-    const Bound bound(record_, least_, rates_);
-    const Limits none{.device_bytes = 0, .host_bytes = limits_.host_bytes};
-    const Plan tried = bound.plan(none, more_bytes(least_), kEffort);
-    const ManagedShare share = *tried.managed;
-    Plan plan = least_plan_within(limits_, beside(share, record_), beside(share, rates_));
-    plan.managed = share;
+    const Bound bound = within(least_);
+    const Plan tried = bound.plan({.device_bytes = 0, .host_bytes = limits_.host_bytes}, kEffort);
+    const auto [step, rates] = bound.left(*tried.managed);
+    Plan plan = least_plan_within(limits_, step, rates);
+    plan.managed = tried.managed;
     return plan;
   }
 
@@ -328,11 +316,8 @@ Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& 
   if (!plan.managed) {
     return Predictor(record, plan.device_bytes, rates).predict(plan.decisions);
   }
-  const ManagedShare& managed = *plan.managed;
-  const ManagedShare share = Bound(record, managed.device_bytes, rates)
-                                 .share(managed.offloaded_bytes, managed.recompute_ms, managed.more_bytes);
-  const StepRecord step = beside(share, record);
-  return Predictor(step, plan.device_bytes, beside(share, rates)).predict(plan.decisions);
+  const auto left = Bound(record, plan.managed->device_bytes, plan.managed->more_bytes, rates).left(*plan.managed);
+  return Predictor(left.step, plan.device_bytes, left.rates).predict(plan.decisions);
 }
 
 Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates) {
