@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "policy/link.h"
-#include "policy/managed_room.h"
 #include "policy/managed_use.h"
 
 namespace ebb {

@@ -118,7 +118,6 @@ class StepPlanner {
 
   // The plan that was followed or made last, with what the plan was made from; null if there is no plan yet.
   [[nodiscard]] const Known* last_plan() const;
-  [[nodiscard]] const Goal& goal() const { return goal_; }
 
   // The rates that the plan of `known` is made with.
   [[nodiscard]] LinkRates rates(const Known& known) const;

@@ -93,8 +93,8 @@ PlanFollower::PlanFollower(const Options& options, Steps& steps, Residency& resi
       residency_(residency),
       meter_(meter_of(options, residency.tier().device())),
       is_wish_(options.device_budget_is_a_wish),
-      planner_(goal_of(options.device_budget.value(), residency.tier().device()),
-               options.capacity_bytes.value_or(kUnlimited), measure_link(residency.tier()),
+      goal_(goal_of(options.device_budget.value(), residency.tier().device())),
+      planner_(goal_, options.capacity_bytes.value_or(kUnlimited), measure_link(residency.tier()),
                options.planned_minimum_bytes) {}
 
 std::shared_ptr<StepRecorder> PlanFollower::make_recorder(std::uint64_t step) const {
@@ -225,7 +225,7 @@ void PlanFollower::check_locked(const Plan& plan) {
     return;
   }
   const std::string what =
-      "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(planner_.goal()).bytes) +
+      "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(goal_).bytes) +
       ", and a step takes at least " + human_bytes(plan.predicted.peak_bytes) +
       (meter_ ? " of device memory" : " for saved tensors (without Options::device_meter nothing else is counted)") +
       ", even when all that can be is offloaded (as far as there is room within Options::capacity_bytes) or recomputed";
@@ -329,7 +329,7 @@ void PlanFollower::learn_locked(SavedStep& step, const StepRecorder& recorder, c
 
 // Where the plan that was measured stays.
 void PlanFollower::warn_if_over_budget_locked() {
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const StepPlanner::Known* const known = planner_.last_plan();
   const bool stays = known != nullptr && known->plan == measured_.plan && known->plan->fits;
   if (budget == nullptr || !stays || measured_.cost->peak_bytes <= budget->bytes || std::exchange(warned_, true)) {
@@ -340,13 +340,8 @@ void PlanFollower::warn_if_over_budget_locked() {
               ": more than was predicted. A smaller budget would leave room for the difference.");
 }
 
-std::optional<std::uint64_t> PlanFollower::first_managed_bytes() {
-  const MutexLock lock(mutex_);
-  return first_managed_bytes_locked();
-}
-
-std::optional<std::uint64_t> PlanFollower::first_managed_bytes_locked() const {
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+std::optional<std::uint64_t> PlanFollower::first_managed_bytes() const {
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   return budget == nullptr ? std::nullopt : std::optional(budget->bytes / first_divisor_);
 }
 
@@ -354,7 +349,7 @@ std::optional<std::uint64_t> PlanFollower::first_managed_bytes_locked() const {
 void PlanFollower::set_bound_locked(ManagedSet& managed, const std::shared_ptr<const Plan>& plan) {
   bound_by_ = plan;
   const bool plans_it = plan != nullptr && plan->managed;
-  managed.set_device_bytes(plans_it ? plan->managed->device_bytes : *first_managed_bytes_locked());
+  managed.set_device_bytes(plans_it ? plan->managed->device_bytes : *first_managed_bytes());
   is_over_bound_ = managed.is_over_bound();
 }
 
@@ -373,7 +368,7 @@ void PlanFollower::lower_first_bound(ManagedSet& managed) {
   constexpr std::uint64_t kMostDivisor = 64;
   const MutexLock lock(mutex_);
   if (bound_by_ == nullptr) {
-    first_divisor_ = std::min(2 * first_divisor_, kMostDivisor);
+    first_divisor_ = std::min(2 * first_divisor_.load(), kMostDivisor);
     set_bound_locked(managed, nullptr);
   }
 }
@@ -389,7 +384,7 @@ std::optional<PlanReport> PlanFollower::report_locked() const {
     return std::nullopt;
   }
   const Plan& plan = *known->plan;
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const std::uint64_t limit = plan.device_bytes == kUnlimited ? 0 : plan.device_bytes;
   return PlanReport{.budget_bytes = budget != nullptr ? budget->bytes : std::max(plan.predicted.peak_bytes, limit),
                     .all_kept_ms = known->record.end_ms,
@@ -406,7 +401,7 @@ std::optional<PlanReport> PlanFollower::report_locked() const {
 std::string PlanFollower::explain() {
   const MutexLock lock(mutex_);
   if (const StepPlanner::Known* const known = planner_.last_plan()) {
-    return explain_plan(*known, planner_.goal(), report_locked().value());
+    return explain_plan(*known, goal_, report_locked().value());
   }
   return "no plan yet: a plan takes " + std::to_string(StepPlanner::kRecordedSteps) +
          " steps of a kind (with managed tensors whose bound is the plan's, up to " +
