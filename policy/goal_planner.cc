@@ -105,13 +105,13 @@ class Bound {
     // recipes are preferred to copies that would be late.
     ManagedShare share = share_;
     Plan plan;
-    Left left = this->left(movable_bytes(), all_recipes_ms(), /*late_bytes=*/0);
     for (int round = 0; round < kRounds; ++round) {
+      const Left left =
+          round == 0 ? this->left(movable_bytes(), all_recipes_ms(), /*late_bytes=*/0) : this->left(share);
       plan = make_plan(left.step, limits, left.rates, effort);
       plan.managed = share;
       share.offloaded_bytes = plan.predicted.offloaded_bytes;
       share.recompute_ms = plan.predicted.recompute_ms;
-      left = this->left(share);
     }
     return plan;
   }
