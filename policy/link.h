@@ -10,23 +10,33 @@ struct LinkRates {
   double out_bytes_per_ms = 55e6;
   double in_bytes_per_ms = 55e6;
   double ms_per_copy = 0.003;  // the fixed cost of a copy, besides its bytes
+
+  // How long a lane takes for so many bytes in so many copies.
+  [[nodiscard]] double out_ms(std::uint64_t bytes, std::uint64_t copies) const {
+    return static_cast<double>(bytes) / out_bytes_per_ms + static_cast<double>(copies) * ms_per_copy;
+  }
+  [[nodiscard]] double in_ms(std::uint64_t bytes, std::uint64_t copies) const {
+    return static_cast<double>(bytes) / in_bytes_per_ms + static_cast<double>(copies) * ms_per_copy;
+  }
 };
 
-// The clock of one lane of the link, which runs one copy at a time.
-class Lane {
+// The clocks of the link's two lanes, each of which runs one copy at a time. A copy starts at `earliest_ms` at the
+// earliest; the result is when the copy is done.
+class Link {
  public:
-  Lane(double bytes_per_ms, double ms_per_copy) : bytes_per_ms_(bytes_per_ms), ms_per_copy_(ms_per_copy) {}
+  explicit Link(const LinkRates& rates) : rates_(rates) {}
 
-  // Adds a copy that starts at `earliest_ms` at the earliest, and returns when the copy is done.
-  double copy(double earliest_ms, std::uint64_t bytes) {
-    const double takes_ms = static_cast<double>(bytes) / bytes_per_ms_ + ms_per_copy_;
-    return free_ms_ = std::max(free_ms_, earliest_ms) + takes_ms;
+  double copy_out(double earliest_ms, std::uint64_t bytes) {
+    return out_free_ms_ = std::max(out_free_ms_, earliest_ms) + rates_.out_ms(bytes, 1);
+  }
+  double copy_in(double earliest_ms, std::uint64_t bytes) {
+    return in_free_ms_ = std::max(in_free_ms_, earliest_ms) + rates_.in_ms(bytes, 1);
   }
 
  private:
-  double bytes_per_ms_;
-  double ms_per_copy_;
-  double free_ms_ = 0;
+  LinkRates rates_;
+  double out_free_ms_ = 0;
+  double in_free_ms_ = 0;
 };
 
 }  // namespace ebb

@@ -46,10 +46,6 @@ struct ManagedShare {
   std::uint64_t offloaded_bytes = 0;
   double recompute_ms = 0;
   std::int64_t more_bytes = 0;  // of other memory
-  double forward_stretch = 1;   // the factor by which forward takes longer, because of waits and of full lanes
-  double backward_stretch = 1;  // and backward
-  double out_part = 1;          // the part of the lane out that is left in forward
-  double in_part = 1;           // the part of the lane in that is left in backward
 };
 
 // A decision for each storage of a StepRecord, and the schedule of the copies.

@@ -221,40 +221,31 @@ class Search {
     const auto most = static_cast<Index>(record_.storages.size());
     std::vector<Change> changes;
     for (Index together = 1; together <= most && tried_ <= most_tries_;) {
-      const bool better = together == 1 ? change_one() : change_together(together, most, changes);
-      together = better ? 1 : together + 1;
+      together = change_together(together, most, changes) ? 1 : together + 1;
     }
   }
 
-  bool change_one() {
-    bool better = false;
-    for (Index i = 0; i < record_.storages.size(); ++i) {
-      for (const Decision decision : kAll) {
-        better = (is_change(i, decision) && change({{i, decision}})) || better;
-      }
-    }
-    return better;
-  }
-
-  // Tries `changes` together with `count` more changes to the first `below` storages. Returns whether a try was better
-  // than the best so far.
+  // Tries `changes` together with `count` more changes to the first `below` storages, until a try is better than the
+  // best so far; single changes are all tried. Returns whether any was better.
   bool change_together(Index count, Index below, std::vector<Change>& changes) {
     if (count == 0) {
       return change(changes);
     }
+    const bool single = count == 1 && changes.empty();
+    bool better = false;
     for (Index i = 0; i < below && tried_ <= most_tries_; ++i) {
       for (const Decision decision : kAll) {
         if (is_change(i, decision)) {
           changes.emplace_back(i, decision);
-          const bool better = change_together(count - 1, i, changes);
+          better = change_together(count - 1, i, changes) || better;
           changes.pop_back();
-          if (better) {
+          if (better && !single) {
             return true;
           }
         }
       }
     }
-    return false;
+    return better;
   }
 
   [[nodiscard]] bool is_change(Index i, Decision decision) const {

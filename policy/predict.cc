@@ -10,15 +10,12 @@
 #include "policy/transfer_schedule.h"
 
 namespace ebb {
-namespace {
-
-using Index = std::uint32_t;
-using Event = StepEvent;
-
-}  // namespace
 
 // A step under way, from its first event to its last.
 class Predictor::Run {
+  using Index = std::uint32_t;
+  using Event = StepEvent;
+
  public:
   Run(const Predictor& predictor, const std::vector<Decision>& decisions)
       : predictor_(predictor),
@@ -27,8 +24,7 @@ class Predictor::Run {
         state_(record_.storages.size()),
         schedule_(make_schedule(record_, predictor.events_, decisions, predictor.device_bytes_)),
         least_between_(schedule_.backward.held_bytes),
-        out_(predictor.rates_.out_bytes_per_ms, predictor.rates_.ms_per_copy),
-        in_(predictor.rates_.in_bytes_per_ms, predictor.rates_.ms_per_copy) {}
+        link_(predictor.rates_) {}
 
   Prediction run() {
     for (std::size_t k = 0; k < predictor_.events_.size(); ++k) {
@@ -52,9 +48,8 @@ class Predictor::Run {
 
   struct State {
     Where where = Where::kNowhere;
-    double done_ms = 0;       // kLeaving, kAway: of the copy out. kArriving: of the copy in
-    bool counted = false;     // in held_
-    bool made_again = false;  // by a recipe, and counted in made_again_
+    double done_ms = 0;    // kLeaving, kAway: of the copy out. kArriving: of the copy in
+    bool counted = false;  // in held_ or made_again_
   };
 
   static std::uint64_t& bytes_of(Prediction& result, Decision decision) {
@@ -107,7 +102,7 @@ class Predictor::Run {
     if (decisions_[i] == Decision::kKeep) {
       state_[i].where = Where::kOnDevice;
     } else if (decisions_[i] == Decision::kOffload) {
-      state_[i] = {Where::kLeaving, out_.copy(now_ms_, record_.storages[i].bytes)};
+      state_[i] = {Where::kLeaving, link_.copy_out(now_ms_, record_.storages[i].bytes)};
       leaving_.push_back(i);
       stash_ += record_.storages[i].bytes;
     }
@@ -150,21 +145,15 @@ class Predictor::Run {
       need(input, other_bytes);
     }
     hold(i);
-    state_[i].made_again = true;
-    made_again_ += storage.bytes;
-    result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + storage.recompute_bytes);
+    result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + made_again_ + storage.recompute_bytes);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
     state_[i].where = Where::kOnDevice;
   }
 
   void release(Index i) {
-    State& state = state_[i];
     let_go(i);
-    if (std::exchange(state.made_again, false)) {
-      made_again_ -= record_.storages[i].bytes;
-    }
-    state.where = Where::kReleased;
+    state_[i].where = Where::kReleased;
   }
 
   void start_copies_in() {
@@ -176,7 +165,7 @@ class Predictor::Run {
         continue;
       }
       const std::uint64_t more = state.where == Where::kAway ? record_.storages[i].bytes : 0;
-      if (held_ - made_again_ + more > least_between_(std::min<std::size_t>(part_, last_part), last_part)) {
+      if (held_ + more > least_between_(std::min<std::size_t>(part_, last_part), last_part)) {
         return;
       }
       if (state.where == Where::kAway) {
@@ -190,7 +179,7 @@ class Predictor::Run {
   void copy_in(Index i) {
     hold(i);
     state_[i].where = Where::kArriving;
-    state_[i].done_ms = in_.copy(std::max(now_ms_, state_[i].done_ms), record_.storages[i].bytes);
+    state_[i].done_ms = link_.copy_in(std::max(now_ms_, state_[i].done_ms), record_.storages[i].bytes);
   }
 
   void finish_copies_out() {
@@ -218,15 +207,17 @@ class Predictor::Run {
 
   void hold(Index i) {
     state_[i].counted = true;
-    held_ += record_.storages[i].bytes;
+    held_of(i) += record_.storages[i].bytes;
     watch_peak();
   }
 
-  void watch_peak() { result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_); }
+  std::uint64_t& held_of(Index i) { return decisions_[i] == Decision::kRecompute ? made_again_ : held_; }
+
+  void watch_peak() { result_.peak_bytes = std::max(result_.peak_bytes, other_ + held_ + made_again_); }
 
   void let_go(Index i) {
     if (std::exchange(state_[i].counted, false)) {
-      held_ -= record_.storages[i].bytes;
+      held_of(i) -= record_.storages[i].bytes;
     }
   }
 
@@ -252,15 +243,13 @@ class Predictor::Run {
   std::size_t part_ = 0;              // of backward
   std::size_t next_in_ = 0;           // of the copies in
   std::deque<Index> leaving_;         // oldest first
-  Lane out_;
-  Lane in_;
+  Link link_;
   double now_ms_ = 0;
   double delay_ms_ = 0;  // how far compute is behind the record
   std::uint64_t other_ = 0;
   std::uint64_t held_ = 0;
-  // The part of held_ that recipes have made, for which PrefetchSchedule::held_bytes leaves room.
-  std::uint64_t made_again_ = 0;
-  std::uint64_t stash_ = 0;  // the bytes of `leaving_`, including sources that the forward pass still uses
+  std::uint64_t made_again_ = 0;  // held too: made by recipes, for which PrefetchSchedule::held_bytes leaves room
+  std::uint64_t stash_ = 0;       // the bytes of `leaving_`, including sources that the forward pass still uses
   Prediction result_;
 };
 

@@ -1,11 +1,11 @@
 #include "policy/step_planner.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <variant>
 
 #include "policy/goal_planner.h"
-#include "policy/joint_planner.h"
 
 namespace ebb {
 namespace {
@@ -16,29 +16,6 @@ constexpr std::size_t kMaxOpenRecords = 4;
 constexpr int kPatience = 8;
 
 bool planned(const StepPlanner::Known& known) { return known.plan != nullptr; }
-
-void scale_times(StepRecord& record, double factor) {
-  for (StorageRecord& storage : record.storages) {
-    for (double* const ms :
-         {&storage.saved_ms, &storage.idle_ms, &storage.needed_ms, &storage.released_ms, &storage.recompute_ms}) {
-      *ms *= factor;
-    }
-  }
-  for (StepRecord::Level& level : record.other) {
-    level.ms *= factor;
-  }
-  record.backward_ms *= factor;
-  record.end_ms *= factor;
-}
-
-void add_other_memory(StepRecord& record, std::uint64_t bytes) {
-  for (StorageRecord& storage : record.storages) {
-    storage.other_bytes += bytes;
-  }
-  for (StepRecord::Level& level : record.other) {
-    level.bytes += bytes;
-  }
-}
 
 LinkRates slower(LinkRates rates, double slowdown) {
   rates.out_bytes_per_ms /= slowdown;
@@ -58,14 +35,11 @@ StepPlanner::StepPlanner(const Goal& goal, std::uint64_t host_bytes, const LinkR
     : goal_(goal), first_host_bytes_(host_bytes), rates_(rates), least_bytes_(least_bytes) {}
 
 void StepPlanner::begin_step() {
-  if (recording_ && learned_ != step_) {
-    remember_signature();
-  }
-  if (moves_ && !recording_ && (strayed_ || last_plan() == nullptr)) {
+  if (now_.moves && !recording_ && (now_.strayed || last_plan() == nullptr)) {
     leaves_alone_ = false;
   }
-  if (strayed_ && moves_) {
-    wanted_ = seen_;
+  if (now_.strayed && now_.moves) {
+    wanted_ = *now_.seen;
     patience_ = kPatience;
   }
   keep_to_host_limit();
@@ -75,51 +49,55 @@ void StepPlanner::begin_step() {
   recording_ = !too_long_ && !leaves_alone_ && (last_plan() == nullptr || (patience_ > 0 && !has_plan(wanted_)));
   too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
-  forget_step();
+  now_ = {};
   ++step_;
+  if (recording_) {
+    if (recorded_.size() > kMaxOpenRecords) {
+      recorded_.erase(recorded_.begin());
+    }
+    recorded_[step_] = now_.seen;
+  }
 }
 
 // The forward pass was evaluation, or its graph was dropped: no record of the step will come.
 void StepPlanner::drop_step() {
-  recording_ = false;
-  forget_step();
+  stop_recording();
+  now_ = {};
 }
 
-void StepPlanner::forget_step() {
-  strayed_ = false;
-  following_ = nullptr;
-  moves_ = false;
-  kept_ = 0;
-  seen_.clear();
+void StepPlanner::stop_recording() {
+  recording_ = false;
+  recorded_.erase(step_);
 }
 
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
-  return {decision, following_ == nullptr ? nullptr : following_->plan};
+  return {decision, now_.following == nullptr ? nullptr : now_.following->plan};
 }
 
 Decision StepPlanner::decision_about(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_ && !candidate.region) {
     return Decision::kKeep;
   }
-  if (seen_.size() == kMostStorages) {
+  const std::size_t index = now_.seen->size();
+  if (index == kMostStorages) {
     too_long_ = true;
     met_long_step_ = true;
-    recording_ = false;
-    moves_ = true;
+    stop_recording();
+    now_.moves = true;
     return safe(candidate);
   }
-  seen_.push_back({candidate.bytes, std::string(candidate.operation)});
-  strayed_ = strayed_ || (!recording_ && !choose_plan());
+  now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
+  now_.strayed = now_.strayed || (!recording_ && !choose_plan());
   const bool stays =
-      leaves_alone_ && !recording_ && !moves_ && !candidate.region && fits_whole(kept_ + candidate.bytes);
+      leaves_alone_ && !recording_ && !now_.moves && !candidate.region && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
-  if (following_ != nullptr) {
-    const Decision planned = following_->plan->decisions[seen_.size() - 1];
+  if (now_.following != nullptr) {
+    const Decision planned = now_.following->plan->decisions[index];
     decision = planned == Decision::kRecompute ? safe(candidate) : planned;
   }
-  moves_ = moves_ || (decision != Decision::kKeep && !candidate.region);
-  kept_ += decision == Decision::kKeep ? candidate.bytes : 0;
+  now_.moves = now_.moves || (decision != Decision::kKeep && !candidate.region);
+  now_.kept += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
 }
 
@@ -139,15 +117,8 @@ std::optional<std::uint64_t> StepPlanner::recorded_step() const {
 }
 
 void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
-  if (recording_ && step == step_ && learned_ != step) {
-    remember_signature();
-  }
-  auto recorded = recorded_.extract(step);
-  if (recorded.empty()) {
-    return;
-  }
-  learned_ = step;
-  if (recorded.mapped().size() != record.storages.size()) {
+  const auto recorded = recorded_.extract(step);
+  if (recorded.empty() || recorded.mapped()->size() != record.storages.size()) {
     return;
   }
   const bool is_warm = most_saved_ > 0;
@@ -161,11 +132,11 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   }
   most_saved_ = std::max(most_saved_, saved);
   leaves_alone_ = is_warm && !record.awaits_managed && record.managed.empty() && fits_whole(saved);
-  auto known = std::ranges::find(known_, recorded.mapped(), &Known::signature);
+  auto known = std::ranges::find(known_, *recorded.mapped(), &Known::signature);
   if (known == known_.end()) {
-    known_.push_front({std::move(recorded.mapped()), 0});
+    known_.push_front({*recorded.mapped(), 0});
     known = known_.begin();
-    if (known_.size() > kMaxPlans && &known_.back() != following_) {
+    if (known_.size() > kMaxPlans && &known_.back() != now_.following) {
       known_.pop_back();
     }
   }
@@ -177,12 +148,11 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
 }
 
 void StepPlanner::forget_plans() {
-  if (following_ != nullptr) {
-    strayed_ = true;
+  if (std::exchange(now_.following, nullptr) != nullptr) {
+    now_.strayed = true;
   }
-  following_ = nullptr;
   known_.clear();
-  recorded_.clear();
+  std::erase_if(recorded_, [&](const auto& each) { return each.first != step_; });
   host_bytes_ = first_host_bytes_;
   leaves_alone_ = false;
   most_saved_ = most_other_ = 0;
@@ -250,7 +220,8 @@ void StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
   if (is_over && known->memory_corrections < kMemoryCorrections) {
     Known with_more = corrected;
     ++with_more.memory_corrections;
-    add_other_memory(with_more.record, cost.peak_bytes - corrected.plan->predicted.peak_bytes);
+    const std::uint64_t more = cost.peak_bytes - corrected.plan->predicted.peak_bytes;
+    with_more.record = changed(std::move(with_more.record), std::identity(), static_cast<std::int64_t>(more));
     make_plan_of(with_more);
     if (with_more.plan->fits) {
       *known = std::move(with_more);
@@ -271,7 +242,11 @@ bool StepPlanner::correct_times(Known& known, double end_ms, double step_ms) con
   const double factor = end_ms / known.record.end_ms;
   const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
   if (!as_recorded) {
-    scale_times(known.record, factor);
+    known.record = changed(
+        std::move(known.record), [&](double ms) { return ms * factor; }, 0);
+    for (StorageRecord& storage : known.record.storages) {
+      storage.recompute_ms *= factor;
+    }
     auto scaled = std::make_shared<Plan>(*known.plan);  // the same plan, for the record with its times scaled
     if (scaled->managed) {
       scaled->managed->recompute_ms *= factor;
@@ -295,28 +270,23 @@ const StepPlanner::Known* StepPlanner::last_plan() const {
 // Makes the step follow a plan whose storages begin with those of the step so far. The present plan stays if it goes on
 // with the storage that was saved last. Returns false if there is no such plan.
 bool StepPlanner::choose_plan() {
-  const std::size_t last = seen_.size() - 1;
-  if (following_ != nullptr && last < following_->signature.size() && following_->signature[last] == seen_[last]) {
+  const Signature& seen = *now_.seen;
+  Known*& following = now_.following;
+  if (following != nullptr && seen.size() <= following->signature.size() &&
+      following->signature[seen.size() - 1] == seen.back()) {
     return true;
   }
   const auto found = std::ranges::find_if(known_, [&](const Known& known) {
-    return planned(known) && known.signature.size() >= seen_.size() &&
-           std::equal(seen_.begin(), seen_.end(), known.signature.begin());
+    return planned(known) && known.signature.size() >= seen.size() &&
+           std::equal(seen.begin(), seen.end(), known.signature.begin());
   });
   if (found == known_.end()) {
-    following_ = nullptr;
+    following = nullptr;
     return false;
   }
   known_.splice(known_.begin(), known_, found);
-  following_ = &known_.front();
+  following = &known_.front();
   return true;
-}
-
-void StepPlanner::remember_signature() {
-  recorded_[step_] = seen_;
-  if (recorded_.size() > kMaxOpenRecords) {
-    recorded_.erase(recorded_.begin());
-  }
 }
 
 }  // namespace ebb

@@ -118,7 +118,6 @@ class StepPlanner {
 
   // The plan that was followed or made last, with what the plan was made from; null if there is no plan yet.
   [[nodiscard]] const Known* last_plan() const;
-  [[nodiscard]] const Goal& goal() const { return goal_; }
 
   // The rates that the plan of `known` is made with.
   [[nodiscard]] LinkRates rates(const Known& known) const;
@@ -131,8 +130,7 @@ class StepPlanner {
   [[nodiscard]] Decision decision_about(const Candidate& candidate);
   [[nodiscard]] bool choose_plan();
   [[nodiscard]] bool fits_whole(std::uint64_t saved_bytes) const;
-  void remember_signature();
-  void forget_step();
+  void stop_recording();
 
   const Goal goal_;
   const std::uint64_t first_host_bytes_;
@@ -141,23 +139,27 @@ class StepPlanner {
   const LinkRates rates_;
   const std::uint64_t least_bytes_;
 
-  std::list<Known> known_;                       // the last used comes first
-  std::map<std::uint64_t, Signature> recorded_;  // steps whose records are yet to come
+  // The step that has begun.
+  struct Step {
+    std::shared_ptr<Signature> seen = std::make_shared<Signature>();
+    Known* following = nullptr;  // once the step has asked
+    bool strayed = false;        // like no plan
+    bool moves = false;          // does not keep all of its storages
+    std::uint64_t kept = 0;      // bytes
+  };
+
+  std::list<Known> known_;  // the last used comes first
+  Step now_;
   std::uint64_t step_ = 0;
-  std::uint64_t learned_ = 0;   // the last step of which a record has come
-  Signature seen_;              // of the step that has begun
-  Signature wanted_;            // of the last step that strayed
-  int patience_ = 0;            // how many more steps may be recorded to find `wanted_`
-  Known* following_ = nullptr;  // the plan of the step that has begun, once it has asked
-  bool recording_ = false;      // the step that has begun is recorded, and follows no plan
-  bool strayed_ = false;        // the step that has begun is like no plan
+  bool recording_ = false;  // the step that has begun is recorded, and follows no plan
+  std::map<std::uint64_t, std::shared_ptr<const Signature>> recorded_;  // steps whose records are yet to come
+  Signature wanted_;                                                    // of the last step that strayed
+  int patience_ = 0;  // how many more steps may be recorded to find `wanted_`
 
   // Of all recorded steps: the most bytes that a step saved, and the most other memory. Zero before the first record.
   std::uint64_t most_saved_ = 0;
   std::uint64_t most_other_ = 0;
   bool leaves_alone_ = false;   // steps without a plan are left alone, and not recorded
-  bool moves_ = false;          // the step that has begun does not keep all of its storages
-  std::uint64_t kept_ = 0;      // bytes that the step that has begun keeps
   bool too_long_ = false;       // the step that has begun, or the one before, has saved more than kMostStorages
   bool met_long_step_ = false;  // any step so far has saved more than kMostStorages
 };

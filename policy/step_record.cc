@@ -4,6 +4,26 @@
 
 namespace ebb {
 
+StepRecord changed(StepRecord record, const std::function<double(double)>& later, std::int64_t more_bytes) {
+  const auto change = [&](std::uint64_t& bytes) {
+    bytes = more_bytes < 0 ? bytes - std::min(bytes, static_cast<std::uint64_t>(-more_bytes))
+                           : bytes + static_cast<std::uint64_t>(more_bytes);
+  };
+  for (StorageRecord& storage : record.storages) {
+    for (double* const ms : {&storage.saved_ms, &storage.idle_ms, &storage.needed_ms, &storage.released_ms}) {
+      *ms = later(*ms);
+    }
+    change(storage.other_bytes);
+  }
+  for (StepRecord::Level& level : record.other) {
+    level.ms = later(level.ms);
+    change(level.bytes);
+  }
+  record.backward_ms = later(record.backward_ms);
+  record.end_ms = later(record.end_ms);
+  return record;
+}
+
 std::vector<StepEvent> step_events(const StepRecord& record) {
   std::vector<StepEvent> events;
   events.reserve(4 * record.storages.size() + record.other.size() + 1);

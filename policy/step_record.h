@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -52,6 +53,10 @@ struct StepRecord {
   std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
   bool awaits_managed = false;                         // the uses are not known yet, and a later record has them
 };
+
+// The record with each time, but for those that recipes take, as `later` has it, and so much more other memory.
+[[nodiscard]] StepRecord changed(StepRecord record, const std::function<double(double)>& later,
+                                 std::int64_t more_bytes);
 
 // A moment of a recorded step.
 struct StepEvent {

@@ -19,10 +19,8 @@ class Walk {
       : record_(record),
         decisions_(decisions),
         device_bytes_(device_bytes),
-        made_(decisions.size()),
-        need_part_(decisions.size()),
+        brought_(decisions.size()),
         release_part_(decisions.size()),
-        listed_(decisions.size()),
         stash_{std::vector<std::uint64_t>(decisions.size(), kUnlimited), kUnlimited} {}
 
   TransferSchedule run(const std::vector<StepEvent>& events) {
@@ -32,11 +30,8 @@ class Walk {
       take(event);
       lower_stash(event.what == StepEvent::What::kNeed ? std::max(other_, recipes_bytes_) : other_);
     }
-    if (backward_.held_bytes.empty()) {
-      begin_part();
-    }
-    for (const Index i : backward_.needed) {
-      list_copies(i, need_part_[i]);
+    for (auto& [i, last_part] : backward_.copies_in) {  // a storage stays from its copy in until its release
+      last_part = std::max(last_part, release_part_[i]);
     }
     return {std::move(stash_), std::move(backward_)};
   }
@@ -74,7 +69,7 @@ class Walk {
       case StepEvent::What::kRelease:
         release_part_[i] = part();
         kept_ -= decisions_[i] == Decision::kKeep ? std::min(kept_, record_.storages[i].bytes) : 0;
-        recomputed_ -= made_[i] ? record_.storages[i].bytes : 0;
+        recomputed_ -= brought_[i] && decisions_[i] == Decision::kRecompute ? record_.storages[i].bytes : 0;
         break;
     }
   }
@@ -89,33 +84,34 @@ class Walk {
     backward_.needed.push_back(i);
     begin_part();
     recipes_bytes_ = 0;
-    make_again(i, record_.storages[i].other_bytes);
+    bring(i, record_.storages[i].other_bytes);
     lower_part(other_);
-    need_part_[i] = part();
   }
 
-  // Makes the storage, if it is to be recomputed and has not been made yet; the recipe's inputs are made first.
-  // `other`: the other memory meanwhile. (The memory of an inner recipe counts beside the results of all these
-  // recipes.)
-  void make_again(Index i, std::uint64_t other) {
-    if (decisions_[i] != Decision::kRecompute || made_[i]) {
+  // Copies the storage in, or makes it again, its recipe's inputs first, where this has not been done yet. `other`: the
+  // other memory meanwhile. (The memory of an inner recipe counts beside the results of all these recipes.)
+  void bring(Index i, std::uint64_t other) {
+    if (brought_[i]) {
       return;
     }
-    made_[i] = true;
-    const StorageRecord& storage = record_.storages[i];
-    for (const Index input : storage.inputs) {
-      make_again(input, other);
+    brought_[i] = true;
+    if (decisions_[i] == Decision::kOffload) {
+      backward_.copies_in.push_back({i, part()});
+    } else if (decisions_[i] == Decision::kRecompute) {
+      const StorageRecord& storage = record_.storages[i];
+      for (const Index input : storage.inputs) {
+        bring(input, other);
+      }
+      recomputed_ += storage.bytes;
+      recipes_bytes_ = std::max(recipes_bytes_, other + storage.recompute_bytes);
+      lower_part(other + storage.recompute_bytes);
     }
-    recomputed_ += storage.bytes;
-    recipes_bytes_ = std::max(recipes_bytes_, other + storage.recompute_bytes);
-    lower_part(other + storage.recompute_bytes);
   }
 
   // A source that the forward pass still uses is both in the stash and in the other memory, but takes memory only once,
   // so the bound is raised by such sources.
   void lower_stash(std::uint64_t other) {
-    const bool is_of_save = stash_bound_ != &stash_.in_backward;
-    if (device_bytes_ != kUnlimited && stash_bound_ != nullptr && !(has_asked_ && is_of_save)) {
+    if (device_bytes_ != kUnlimited && stash_bound_ != nullptr) {
       *stash_bound_ = std::min(*stash_bound_, less(device_bytes_ + in_use_, other + kept_ + recomputed_));
     }
   }
@@ -135,22 +131,6 @@ class Walk {
     }
   }
 
-  // Lists the copies in that the need of storage `i` takes: the copy of `i`, or the copies of its recipe's inputs.
-  void list_copies(Index i, Index need_part) {
-    if (listed_[i]) {
-      return;
-    }
-    listed_[i] = true;
-    if (decisions_[i] == Decision::kRecompute) {
-      for (const Index input : record_.storages[i].inputs) {
-        list_copies(input, need_part);
-      }
-    } else if (decisions_[i] == Decision::kOffload) {
-      // The storage stays on the device from its copy in until its release.
-      backward_.copies_in.push_back({i, std::max(need_part, release_part_[i])});
-    }
-  }
-
   const StepRecord& record_;
   const std::vector<Decision>& decisions_;
   const std::uint64_t device_bytes_;
@@ -160,13 +140,11 @@ class Walk {
   std::uint64_t kept_ = 0;                // of kept storages that it has let go of
   std::uint64_t recomputed_ = 0;          // of storages that recipes have made and that are not yet released
   std::uint64_t recipes_bytes_ = 0;       // the most other memory of the last need, with its recipes' own
-  std::vector<bool> made_;                // by storage: whether a recipe has made it
+  std::vector<bool> brought_;             // by storage: whether bring() has been called
   bool has_asked_ = false;                // backward has asked for a storage
   std::uint64_t* stash_bound_ = nullptr;  // of the stash at present
   bool level_is_of_forward_ = false;      // in the first part, until a level or a need takes over
-  std::vector<Index> need_part_;          // by storage: the part that begins with its need
   std::vector<Index> release_part_;       // by storage: the part in which the storage is released
-  std::vector<bool> listed_;              // by storage: whether list_copies() has been called
   StashSchedule stash_;
   PrefetchSchedule backward_;
 };

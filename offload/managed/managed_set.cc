@@ -12,7 +12,7 @@
 #include "offload/recording/step_recorder.h"
 #include "offload/recording/use_log.h"
 #include "offload/steps/steps.h"
-#include "policy/managed_room.h"
+#include "policy/managed_use.h"
 #include "streams/base/process_mark.h"
 
 namespace ebb {

@@ -70,8 +70,7 @@ std::pair<const char*, std::string> cost(const Row& row, const LinkRates& rates)
     case Decision::kKeep:
       return {"keep", "-"};
     case Decision::kOffload:
-      return {"offload", fmt::format("link {:.1f} + {:.1f} ms", static_cast<double>(row.bytes) / rates.out_bytes_per_ms,
-                                     static_cast<double>(row.bytes) / rates.in_bytes_per_ms)};
+      return {"offload", fmt::format("link {:.1f} + {:.1f} ms", rates.out_ms(row.bytes, 0), rates.in_ms(row.bytes, 0))};
     case Decision::kRecompute:
       break;
   }

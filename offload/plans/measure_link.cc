@@ -15,19 +15,6 @@ namespace {
 
 constexpr int kRows = 3;
 
-// Not all host memory is equally near to the device, so each copy has a block of its own.
-std::vector<Block> acquire_blocks(Tier& tier, std::size_t count, std::size_t bytes) {
-  std::vector<Block> blocks;
-  while (blocks.size() < count) {
-    std::optional<Block> block = tier.try_acquire(bytes);
-    if (!block) {
-      break;
-    }
-    blocks.push_back(*std::move(block));
-  }
-  return blocks;
-}
-
 // The rate of the fastest of a few rows of copies, because every disturbance makes a copy slower. The copies of a row
 // are waited for together; otherwise the host's own time would show. `last`: the ticket that the first copy starts
 // behind; afterwards the ticket of the last copy that was started.
@@ -52,7 +39,11 @@ LinkRates measure_link(Tier& tier) {
   LinkRates rates;
   const bool is_gpu = tier.device().is_cuda();
   const std::size_t bytes = std::size_t{is_gpu ? 32U : 4U} << 20;  // beside which a copy's fixed cost does not show
-  const std::vector<Block> blocks = acquire_blocks(tier, is_gpu ? 8 : 4, bytes);
+  const std::size_t most = is_gpu ? 8 : 4;
+  std::vector<Block> blocks;  // for each copy its own, because not all host memory is equally near to the device
+  for (std::optional<Block> block; blocks.size() < most && (block = tier.try_acquire(bytes));) {
+    blocks.push_back(*std::move(block));
+  }
   if (blocks.empty()) {
     return rates;
   }

@@ -1,7 +1,6 @@
 #include "offload/plans/plan_follower.h"
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -66,9 +65,10 @@ void count(int& steps, int many, const std::string& before, const std::string& a
 }
 
 // The indices in the recorded step of those storages that are in it.
-std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<const SavedStorage*>& storages) {
+template <typename Pointer>
+std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<Pointer>& storages) {
   std::vector<std::uint32_t> indices;
-  for (const SavedStorage* const storage : storages) {
+  for (const Pointer& storage : storages) {
     if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
       indices.push_back(*index);
     }
@@ -93,8 +93,8 @@ PlanFollower::PlanFollower(const Options& options, Steps& steps, Residency& resi
       residency_(residency),
       meter_(meter_of(options, residency.tier().device())),
       is_wish_(options.device_budget_is_a_wish),
-      planner_(goal_of(options.device_budget.value(), residency.tier().device()),
-               options.capacity_bytes.value_or(kUnlimited), measure_link(residency.tier()),
+      goal_(goal_of(options.device_budget.value(), residency.tier().device())),
+      planner_(goal_, options.capacity_bytes.value_or(kUnlimited), measure_link(residency.tier()),
                options.planned_minimum_bytes) {}
 
 std::shared_ptr<StepRecorder> PlanFollower::make_recorder(std::uint64_t step) const {
@@ -145,9 +145,7 @@ PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Ten
     place.recorder = step.recorder();
     place.ordinal = static_cast<std::uint32_t>(candidate.ordinal);
     if (place.recorder != nullptr) {
-      std::vector<const SavedStorage*> storages;
-      std::ranges::transform(saved, std::back_inserter(storages), &std::shared_ptr<SavedStorage>::get);
-      place.index = place.recorder->region_begins(indices_in(*place.recorder, storages));
+      place.index = place.recorder->region_begins(indices_in(*place.recorder, saved));
     }
   }
   ended.release();
@@ -158,15 +156,17 @@ PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Ten
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();
-  if (candidate.ordinal == 0) {
+  const bool begins = candidate.ordinal == 0;
+  if (begins) {
     begin_step_locked(step, managed);
   }
   const auto [decision, plan] = planner_.decide(candidate);
-  if (plan != step.plan()) {
+  const bool turns = plan != step.plan();
+  if (turns) {
     follow_locked(step, plan);
-    if (managed != nullptr) {
-      managed->log()->record_by(step.recorder());
-    }
+  }
+  if (managed != nullptr && (begins || turns)) {
+    managed->log()->record_by(step.recorder());
   }
   if (managed != nullptr && bound_by_ != plan) {
     set_bound_locked(*managed, plan);
@@ -195,15 +195,8 @@ void PlanFollower::begin_step_locked(SavedStep& step, ManagedSet* managed) {
   }
   step.record_by(recorded ? make_recorder(*recorded) : nullptr);
   step.follow(nullptr);
-  if (managed == nullptr) {
-    return;
-  }
-  if (!in_backward()) {  // a backward pass that saves is of the period that it began in
+  if (managed != nullptr && !in_backward()) {  // a backward pass that saves is of the period that it began in
     managed->log()->step_begins();
-  }
-  managed->log()->record_by(step.recorder());
-  if (recorded && bound_by_ != nullptr) {
-    set_bound_locked(*managed, nullptr);
   }
 }
 
@@ -232,7 +225,7 @@ void PlanFollower::check_locked(const Plan& plan) {
     return;
   }
   const std::string what =
-      "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(planner_.goal()).bytes) +
+      "Options::device_budget cannot be met: it is " + human_bytes(std::get<DeviceBytes>(goal_).bytes) +
       ", and a step takes at least " + human_bytes(plan.predicted.peak_bytes) +
       (meter_ ? " of device memory" : " for saved tensors (without Options::device_meter nothing else is counted)") +
       ", even when all that can be is offloaded (as far as there is room within Options::capacity_bytes) or recomputed";
@@ -302,7 +295,8 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
     recorder->give_up();
     return;
   }
-  if (std::optional<StepRecord> record = recorder->finish()) {  // without the lock: finish waits for the device
+  auto [record, cost, found_device_full] = recorder->finish();  // without the lock: finish waits for the device
+  if (record) {
     if (managed != nullptr) {
       std::optional<std::vector<ManagedUse>> period = managed->log()->last_period();
       record->awaits_managed = !period || period->empty();
@@ -310,16 +304,15 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
       record->managed = std::move(period).value_or(std::vector<ManagedUse>{});
       record->managed_device_bytes = meter_ ? managed->device_bytes() : 0;
     }
-    const std::shared_ptr<const Plan> plan = step.plan();
     const MutexLock lock(mutex_);
-    learn_locked(plan, *recorder, *record);
-  } else if (managed != nullptr && recorder->take_found_device_full() && step.plan() == nullptr) {
+    learn_locked(step, *recorder, *record, cost);
+  } else if (managed != nullptr && found_device_full && step.plan() == nullptr) {
     lower_first_bound(*managed);
   }
 }
 
-void PlanFollower::learn_locked(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder,
-                                const StepRecord& record) {
+void PlanFollower::learn_locked(SavedStep& step, const StepRecorder& recorder, const StepRecord& record,
+                                const StepCost& cost) {
   unrecorded_ = 0;
   if (recorder.step() != kNotToLearnFrom) {
     planner_.learn(recorder.step(), record);
@@ -327,16 +320,16 @@ void PlanFollower::learn_locked(const std::shared_ptr<const Plan>& plan, const S
           " recorded steps there is no plan to follow, because none of them saved tensors of the same sizes by "
           "the same operations as another. Where a step does not fit whole, everything moves or is recomputed. Pad "
           "batches to a few lengths, or let a policy decide.");
-  } else if (measured_.plan == plan) {
-    measured_.cost = recorder.cost();
-    planner_.correct(plan, record.end_ms, *measured_.cost);
+  } else if (measured_.plan == step.plan()) {
+    measured_.cost = cost;
+    planner_.correct(measured_.plan, record.end_ms, cost);
     warn_if_over_budget_locked();
   }
 }
 
 // Where the plan that was measured stays.
 void PlanFollower::warn_if_over_budget_locked() {
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const StepPlanner::Known* const known = planner_.last_plan();
   const bool stays = known != nullptr && known->plan == measured_.plan && known->plan->fits;
   if (budget == nullptr || !stays || measured_.cost->peak_bytes <= budget->bytes || std::exchange(warned_, true)) {
@@ -347,13 +340,8 @@ void PlanFollower::warn_if_over_budget_locked() {
               ": more than was predicted. A smaller budget would leave room for the difference.");
 }
 
-std::optional<std::uint64_t> PlanFollower::first_managed_bytes() {
-  const MutexLock lock(mutex_);
-  return first_managed_bytes_locked();
-}
-
-std::optional<std::uint64_t> PlanFollower::first_managed_bytes_locked() const {
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+std::optional<std::uint64_t> PlanFollower::first_managed_bytes() const {
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   return budget == nullptr ? std::nullopt : std::optional(budget->bytes / first_divisor_);
 }
 
@@ -361,7 +349,7 @@ std::optional<std::uint64_t> PlanFollower::first_managed_bytes_locked() const {
 void PlanFollower::set_bound_locked(ManagedSet& managed, const std::shared_ptr<const Plan>& plan) {
   bound_by_ = plan;
   const bool plans_it = plan != nullptr && plan->managed;
-  managed.set_device_bytes(plans_it ? plan->managed->device_bytes : *first_managed_bytes_locked());
+  managed.set_device_bytes(plans_it ? plan->managed->device_bytes : *first_managed_bytes());
   is_over_bound_ = managed.is_over_bound();
 }
 
@@ -380,7 +368,7 @@ void PlanFollower::lower_first_bound(ManagedSet& managed) {
   constexpr std::uint64_t kMostDivisor = 64;
   const MutexLock lock(mutex_);
   if (bound_by_ == nullptr) {
-    first_divisor_ = std::min(2 * first_divisor_, kMostDivisor);
+    first_divisor_ = std::min(2 * first_divisor_.load(), kMostDivisor);
     set_bound_locked(managed, nullptr);
   }
 }
@@ -396,7 +384,7 @@ std::optional<PlanReport> PlanFollower::report_locked() const {
     return std::nullopt;
   }
   const Plan& plan = *known->plan;
-  const auto* const budget = std::get_if<DeviceBytes>(&planner_.goal());
+  const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const std::uint64_t limit = plan.device_bytes == kUnlimited ? 0 : plan.device_bytes;
   return PlanReport{.budget_bytes = budget != nullptr ? budget->bytes : std::max(plan.predicted.peak_bytes, limit),
                     .all_kept_ms = known->record.end_ms,
@@ -413,7 +401,7 @@ std::optional<PlanReport> PlanFollower::report_locked() const {
 std::string PlanFollower::explain() {
   const MutexLock lock(mutex_);
   if (const StepPlanner::Known* const known = planner_.last_plan()) {
-    return explain_plan(*known, planner_.goal(), report_locked().value());
+    return explain_plan(*known, goal_, report_locked().value());
   }
   return "no plan yet: a plan takes " + std::to_string(StepPlanner::kRecordedSteps) +
          " steps of a kind (with managed tensors whose bound is the plan's, up to " +

@@ -76,7 +76,7 @@ class PlanFollower {
 
   // The bound for managed storages in a step that follows no plan: a quarter of the budget, or less after steps that
   // have found the device full. nullopt where the goal is not in bytes.
-  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes();
+  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes() const;
 
   // Says that plans are to set the bound of these storages, or that more are managed among them.
   void plans_bound_of(const std::shared_ptr<ManagedSet>& managed);
@@ -98,12 +98,11 @@ class PlanFollower {
   void follow_locked(SavedStep& step, const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(mutex_);
   void check_locked(const Plan& plan) EBB_REQUIRES(mutex_);
   void make_room(SavedStep& step, std::uint64_t ordinal, ManagedSet* managed);
-  void learn_locked(const std::shared_ptr<const Plan>& plan, const StepRecorder& recorder, const StepRecord& record)
+  void learn_locked(SavedStep& step, const StepRecorder& recorder, const StepRecord& record, const StepCost& cost)
       EBB_REQUIRES(mutex_);
   void warn_if_over_budget_locked() EBB_REQUIRES(mutex_);
   void set_bound_locked(ManagedSet& managed, const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(mutex_);
   void lower_first_bound(ManagedSet& managed);
-  [[nodiscard]] std::optional<std::uint64_t> first_managed_bytes_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::optional<PlanReport> report_locked() const EBB_REQUIRES(mutex_);
   [[nodiscard]] std::shared_ptr<StepRecorder> make_recorder(std::uint64_t step) const;
   [[nodiscard]] std::shared_ptr<ManagedSet> managed();
@@ -112,6 +111,7 @@ class PlanFollower {
   Residency& residency_;
   const DeviceMeter meter_;  // empty for none
   const bool is_wish_;
+  const Goal goal_;
   ShardedLeaves leaves_;
 
   Mutex mutex_;
@@ -123,7 +123,7 @@ class PlanFollower {
   bool warned_of_long_step_ EBB_GUARDED_BY(mutex_) = false;
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(mutex_);     // whose bound plans set; null for none
   std::shared_ptr<const Plan> bound_by_ EBB_GUARDED_BY(mutex_);  // the plan that set the bound; null: none
-  std::uint64_t first_divisor_ EBB_GUARDED_BY(mutex_) = 4;       // of the budget, for first_managed_bytes()
+  std::atomic<std::uint64_t> first_divisor_{4};                  // of the budget, for first_managed_bytes()
   std::atomic<bool> is_over_bound_{false};                       // managed storages may be
   std::atomic<bool> found_no_room_{false};                       // since backward last began
   std::atomic<bool> warned_of_no_room_{false};

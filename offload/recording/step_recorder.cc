@@ -77,23 +77,17 @@ void StepRecorder::needed(std::uint32_t index) noexcept {
     }
   }
   mark(What::kNeeded, index);
-  const MutexLock lock(mutex_);
-  if (!over_) {
-    storages_[index].settled = true;  // a storage still in use now counts as in use for good: keeping it costs nothing
-  }
 }
 
 void StepRecorder::released(std::uint32_t index) noexcept {
-  if (disturbed()) {
-    return;
-  }
   {
     const MutexLock lock(mutex_);
     if (over_ || std::exchange(storages_[index].released, true)) {
       return;
     }
     constexpr std::size_t kMany = 1000;
-    if (!in_backward_ && ++released_early_ >= kMany && 4 * released_early_ > 3 * storages_.size()) {
+    const bool early = !in_backward_ && !met_eviction();  // after an eviction, finish() is to tell of it
+    if (early && ++released_early_ >= kMany && 4 * released_early_ > 3 * storages_.size()) {
       give_up_locked();
       return;
     }
@@ -111,11 +105,11 @@ void StepRecorder::backward_begins() noexcept {
   mark(What::kBackward, 0);
 }
 
-std::optional<StepRecord> StepRecorder::finish() {
+StepRecorder::Outcome StepRecorder::finish() {
   {
     const MutexLock lock(mutex_);
     if (over_) {
-      return std::nullopt;
+      return {};
     }
     if (std::ranges::none_of(storages_, &Storage::needed)) {  // the backward was another graph's
       in_backward_ = false;
@@ -123,7 +117,7 @@ std::optional<StepRecord> StepRecorder::finish() {
         peak_before_ = std::max(peak_before_, marks_.back().peak_bytes);
         marks_.pop_back();
       }
-      return std::nullopt;
+      return {};
     }
   }
   mark(What::kEnd, 0);
@@ -131,24 +125,23 @@ std::optional<StepRecord> StepRecorder::finish() {
   {
     const MutexLock lock(mutex_);
     if (over_) {  // given up meanwhile
-      return std::nullopt;
+      return {};
     }
     over_ = true;
-    if (!usable_ || !in_backward_ || disturbed()) {
-      found_device_full_ = met_eviction();
-      return std::nullopt;
+    if (!in_backward_ || disturbed()) {
+      return {.found_device_full = met_eviction()};
     }
     end = marks_.back().time;
   }
   end->synchronize();  // without the lock: a save that ends on another thread takes it
   const MutexLock lock(mutex_);
   if (marks_.empty()) {  // given up meanwhile
-    return std::nullopt;
+    return {};
   }
-  StepRecord result = record();
-  cost_.ms = tier_->ms_between(marks_.front().time, marks_.back().time);
+  const double ms = tier_->ms_between(marks_.front().time, marks_.back().time);
+  Outcome outcome{.record = record(), .cost = {ms, most_in_use_bytes_}};
   marks_.clear();
-  return result;
+  return outcome;
 }
 
 void StepRecorder::give_up() noexcept {
@@ -164,11 +157,6 @@ void StepRecorder::give_up_locked() noexcept {
   in_use_ = {};
 }
 
-StepCost StepRecorder::cost() const {
-  const MutexLock lock(mutex_);
-  return cost_;
-}
-
 // Adds a mark at the stream's present point.
 void StepRecorder::mark(What what, std::uint32_t index) noexcept {
   if (disturbed()) {
@@ -180,17 +168,16 @@ void StepRecorder::mark(What what, std::uint32_t index) noexcept {
     const MutexLock lock(mutex_);
     add_mark(what, index, stream, use);
   } catch (...) {  // no host memory for the mark, or no event
-    const MutexLock lock(mutex_);
-    usable_ = false;
+    disturb();
   }
 }
 
 void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) {
-  if (!usable_ || over_) {
+  if (over_) {
     return;
   }
   if (stream_.value_or(stream) != stream) {
-    usable_ = false;
+    disturb();
     return;
   }
   stream_ = stream;
@@ -199,9 +186,9 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
                   std::max(std::exchange(peak_before_, 0), less(use.peak_bytes, std::min(held, held_bytes_)))};
   held_bytes_ = held;
   if (!meter_) {
-    cost_.peak_bytes = std::max(cost_.peak_bytes, held);
+    most_in_use_bytes_ = std::max(most_in_use_bytes_, held);
   } else if (!marks_.empty()) {  // the first mark's peak is from before the step
-    cost_.peak_bytes = std::max(cost_.peak_bytes, use.peak_bytes);
+    most_in_use_bytes_ = std::max(most_in_use_bytes_, use.peak_bytes);
   }
   marks_.push_back(mark);
   const auto look_at = [&](std::uint32_t i) EBB_REQUIRES(mutex_) {
@@ -209,7 +196,7 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
     const std::size_t by_ebb = storage.held.expired() ? 0 : 1;
     // An idle object of Python's counts as the program's: to tell, a strong reference would have to be made, which may
     // take the interpreter's lock.
-    if (!storage.idle && !storage.settled && storage.source.use_count() <= by_ebb) {
+    if (!storage.idle && storage.source.use_count() <= by_ebb) {
       storage.idle = true;
       marks_.push_back({What::kIdle, i, mark.time, mark.other_bytes, mark.other_bytes});
     }
@@ -223,9 +210,12 @@ void StepRecorder::add_mark(What what, std::uint32_t index, c10::Stream stream, 
   const std::size_t first = next_in_use_ < in_use_.size() ? next_in_use_ : 0;
   const auto begin = in_use_.begin() + static_cast<std::ptrdiff_t>(first);
   const auto end = begin + static_cast<std::ptrdiff_t>(std::min(kMost, in_use_.size() - first));
+  // What is still in use at its need counts as in use for good: keeping it costs nothing.
   const auto still_in_use = std::remove_if(begin, end, [&](std::uint32_t i) EBB_REQUIRES(mutex_) {
-    look_at(i);
-    return storages_[i].idle || storages_[i].settled;
+    if (!storages_[i].needed) {
+      look_at(i);
+    }
+    return storages_[i].idle || storages_[i].needed;
   });
   next_in_use_ = end == in_use_.end() ? 0 : static_cast<std::size_t>(still_in_use - in_use_.begin());
   in_use_.erase(still_in_use, end);
@@ -279,13 +269,6 @@ class StepRecorder::Clock {
   double last_ = 0;
 };
 
-// If `mark` ends a region's second run, in which `peak_bytes` was the most: the most memory that the run took besides
-// the bytes that it saved. Otherwise 0.
-std::uint64_t StepRecorder::besides_region(const Mark& mark, std::uint64_t peak_bytes) const {
-  const bool region = mark.what == What::kPauseEnd && is_recipe(mark.index) && !storages_[mark.index].record.movable;
-  return region ? less(peak_bytes, storages_[mark.index].record.bytes) : 0;
-}
-
 StepRecord StepRecorder::record() const {
   StepRecord result;
   for (const Storage& storage : storages_) {
@@ -304,7 +287,7 @@ StepRecord StepRecorder::record() const {
       result.other.back().bytes = std::max(result.other.back().bytes, mark.peak_bytes);
     }
     if (!clock.in_pause()) {
-      result.other.push_back({ms, std::max(mark.other_bytes, besides_region(mark, clock.ended().peak_bytes))});
+      result.other.push_back({ms, mark.other_bytes});
     }
     switch (mark.what) {
       case What::kSaved:
@@ -333,7 +316,12 @@ StepRecord StepRecorder::record() const {
           StorageRecord& storage = result.storages[mark.index];
           const Clock::Pause& recipe = clock.ended();
           storage.recompute_ms = recipe.own_ms;
-          storage.recompute_bytes = storage.movable ? less(recipe.peak_bytes, recipe.bytes_before + storage.bytes) : 0;
+          if (storage.movable) {
+            storage.recompute_bytes = less(recipe.peak_bytes, recipe.bytes_before + storage.bytes);
+          } else if (!clock.in_pause()) {  // what a region's second run took besides the bytes that it saved
+            std::uint64_t& other = result.other.back().bytes;
+            other = std::max(other, less(recipe.peak_bytes, storage.bytes));
+          }
         }
         break;
     }

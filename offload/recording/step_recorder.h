@@ -80,23 +80,21 @@ class StepRecorder {
 
   void backward_begins() noexcept;
 
-  // Ends the record when backward is over, waits until the device has come to this point, and returns the record.
-  // nullopt if no backward has used the step, or the step had no clock. A second backward pass over the step is not
-  // recorded.
-  [[nodiscard]] std::optional<StepRecord> finish();
+  struct Outcome {
+    std::optional<StepRecord> record{};  // nullopt if no backward has used the step, or the step had no clock
+    StepCost cost{};                     // where there is a record: from the first mark to the last
+    bool found_device_full = false;      // whether there is no record because the device had no memory left
+  };
+  // Ends the record when backward is over, and waits until the device has come to this point. A second backward pass
+  // over the step is not recorded.
+  [[nodiscard]] Outcome finish();
 
   // Ends the recording: the step will give no record.
   void give_up() noexcept;
 
-  // Has finish() return nullopt, and nothing more is observed. An eviction since the recorder was made has the same
+  // Has finish() return no record, and nothing more is observed. An eviction since the recorder was made has the same
   // effect.
   void disturb() noexcept { disturbed_ = true; }
-
-  // True once, if finish() has given no record because the device had no memory left during the step.
-  [[nodiscard]] bool take_found_device_full() { return found_device_full_.exchange(false); }
-
-  // The time from the first mark to the last, and the most device memory in use. Called after finish().
-  [[nodiscard]] StepCost cost() const;
 
   // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `index`: of the storage
   // whose recipe runs in the pause, or kManaged for a wait for managed storages. Pauses nest; the pauses inside of a
@@ -143,8 +141,7 @@ class StepRecorder {
     std::weak_ptr<const void> held;
     StorageRecord record;
     bool idle = false;
-    bool needed = false;
-    bool settled = false;  // backward has asked for the storage, and `idle` changes no more
+    bool needed = false;  // `idle` changes no more, once this need is marked
     bool released = false;
   };
 
@@ -155,7 +152,6 @@ class StepRecorder {
   void mark(What what, std::uint32_t index) noexcept EBB_EXCLUDES(mutex_);
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) EBB_REQUIRES(mutex_);
   class Clock;
-  [[nodiscard]] std::uint64_t besides_region(const Mark& mark, std::uint64_t peak_bytes) const EBB_REQUIRES(mutex_);
   [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<Tier> tier_;
@@ -165,7 +161,6 @@ class StepRecorder {
   const std::uint64_t evictions_before_;
 
   std::atomic<bool> disturbed_{false};
-  std::atomic<bool> found_device_full_{false};
 
   mutable Mutex mutex_;
   std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);
@@ -177,11 +172,10 @@ class StepRecorder {
   std::uint64_t held_bytes_ EBB_GUARDED_BY(mutex_) = 0;  // at the last mark
   // The peak of other memory at a mark that was taken back, for the next mark.
   std::uint64_t peak_before_ EBB_GUARDED_BY(mutex_) = 0;
-  StepCost cost_ EBB_GUARDED_BY(mutex_);
+  std::uint64_t most_in_use_bytes_ EBB_GUARDED_BY(mutex_) = 0;
   std::size_t released_early_ EBB_GUARDED_BY(mutex_) = 0;  // how many storages were released before backward
   bool in_backward_ EBB_GUARDED_BY(mutex_) = false;
   bool over_ EBB_GUARDED_BY(mutex_) = false;
-  bool usable_ EBB_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace ebb

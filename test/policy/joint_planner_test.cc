@@ -1,4 +1,4 @@
-#include "policy/joint_planner.h"
+#include "policy/goal_planner.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "policy/goal_planner.h"
 #include "policy/policies.h"
 #include "policy/step_planner.h"
 
@@ -73,7 +72,7 @@ LinkRates link(double bytes_per_ms) {
 
 TEST_CASE("Where all fits all is on the device, and the step takes its compute") {
   const StepRecord record = step_of({});
-  const Plan plan = make_joint_plan(record, {10'000}, link(100));
+  const Plan plan = make_plan(record, DeviceBytes{10'000}, kUnlimited, link(100));
   REQUIRE(plan.fits);
   REQUIRE(plan.managed);
   CHECK(plan.managed->traffic.bytes() == 0);
@@ -87,7 +86,7 @@ TEST_CASE("A plan that fits is within its budget with what it leaves to managed 
   const StepRecord record = step_of({.has_optimizer = true});
   for (const double rate : {5.0, 100.0}) {
     for (std::uint64_t budget = 200; budget < 2400; budget += 400) {
-      const Plan plan = make_joint_plan(record, {budget}, link(rate));
+      const Plan plan = make_plan(record, DeviceBytes{budget}, kUnlimited, link(rate));
       INFO("budget " << budget << ", rate " << rate);
       REQUIRE(plan.managed);
       CHECK(plan.fits == (plan.predicted.peak_bytes <= budget));
@@ -101,10 +100,10 @@ TEST_CASE("A plan that fits is within its budget with what it leaves to managed 
 
 TEST_CASE("What fits nowhere gets the least memory, which is a budget that can be met") {
   const StepRecord record = step_of({});
-  const Plan least = make_joint_plan(record, {100}, link(20));
+  const Plan least = make_plan(record, DeviceBytes{100}, kUnlimited, link(20));
   REQUIRE_FALSE(least.fits);
   CHECK(least.predicted.peak_bytes > 100);
-  const Plan met = make_joint_plan(record, {least.predicted.peak_bytes}, link(20));
+  const Plan met = make_plan(record, DeviceBytes{least.predicted.peak_bytes}, kUnlimited, link(20));
   CHECK(met.fits);
 }
 
@@ -115,7 +114,7 @@ TEST_CASE("A larger budget never makes the period much longer") {
     const StepRecord record = step_of({.has_optimizer = has_optimizer});
     std::optional<double> before;
     for (std::uint64_t budget = 400; budget < 2600; budget += 200) {
-      const Plan plan = make_joint_plan(record, {budget}, link(10));
+      const Plan plan = make_plan(record, DeviceBytes{budget}, kUnlimited, link(10));
       if (!plan.fits) {
         continue;
       }
@@ -133,8 +132,8 @@ TEST_CASE("A larger budget never makes the period much longer") {
 // given.
 TEST_CASE("Cheap recipes leave the device to weights, dear ones to what is saved") {
   const LinkRates slow = link(5);
-  const Plan cheap = make_joint_plan(step_of({.recompute_ms = 0.1}), {900}, slow);
-  const Plan dear = make_joint_plan(step_of({.recompute_ms = 100}), {900}, slow);
+  const Plan cheap = make_plan(step_of({.recompute_ms = 0.1}), DeviceBytes{900}, kUnlimited, slow);
+  const Plan dear = make_plan(step_of({.recompute_ms = 100}), DeviceBytes{900}, kUnlimited, slow);
   REQUIRE(cheap.fits);
   REQUIRE(dear.fits);
   CHECK(cheap.predicted.recomputed_bytes > 0);
@@ -155,7 +154,7 @@ StepRecord states_only() {
 TEST_CASE("States that stay on the device take their room in the step, though the step does not use them") {
   const StepRecord record = states_only();
   for (std::uint64_t budget = 500; budget < 1400; budget += 200) {
-    const Plan plan = make_joint_plan(record, {budget}, link(100));
+    const Plan plan = make_plan(record, DeviceBytes{budget}, kUnlimited, link(100));
     INFO("budget " << budget);
     REQUIRE(plan.fits);
     CHECK(kOther + std::min(plan.managed->device_bytes, 8 * kWeight) + plan.predicted.kept_bytes <= budget);
@@ -168,14 +167,14 @@ TEST_CASE("An operation between steps that takes more than the bound does not ho
     record.managed.push_back(
         {.item = 100 + i, .operation = 100, .bytes = kWeight, .phase = Phase::kBetween, .written = true});
   }
-  const Plan plan = make_joint_plan(record, {500}, link(100));
+  const Plan plan = make_plan(record, DeviceBytes{500}, kUnlimited, link(100));
   CHECK(plan.fits);
   CHECK(plan.managed->device_bytes + kOther <= 500);
 }
 
 TEST_CASE("Recipes that run while the link is busy cost nothing") {
   const StepRecord record = step_of({.recompute_ms = 15});
-  const Plan plan = make_joint_plan(record, {450}, link(4));
+  const Plan plan = make_plan(record, DeviceBytes{450}, kUnlimited, link(4));
   REQUIRE(plan.fits);
   REQUIRE(plan.predicted.recompute_ms > 60);
   const double in_ms = static_cast<double>(plan.managed->traffic.in[1].bytes) / 4;
@@ -192,7 +191,7 @@ TEST_CASE("Copies beside a lane that managed storages fill take their own time, 
   for (StorageRecord& storage : record.storages) {
     storage.recompute = Recompute::kNo;
   }
-  const Plan plan = make_joint_plan(record, {450}, link(10));
+  const Plan plan = make_plan(record, DeviceBytes{450}, kUnlimited, link(10));
   REQUIRE(plan.fits);
   REQUIRE(plan.predicted.offloaded_bytes > 0);
   const double forward_ms = static_cast<double>(plan.managed->traffic.in[0].bytes) / 10;
@@ -210,7 +209,7 @@ TEST_CASE("Without a meter the record's other memory has no managed storages, an
     storage.other_bytes = 0;
   }
   record.managed_device_bytes = 0;
-  const Plan plan = make_joint_plan(record, {10'000}, link(100));
+  const Plan plan = make_plan(record, DeviceBytes{10'000}, kUnlimited, link(100));
   CHECK(plan.predicted.peak_bytes == 8 * (kWeight + kSaved));
 }
 
@@ -219,18 +218,18 @@ TEST_CASE("A step without anything that may be copied has a plan, too") {
   for (StorageRecord& storage : record.storages) {
     storage.movable = false;
   }
-  const Plan regions = make_joint_plan(record, {700}, link(10));
+  const Plan regions = make_plan(record, DeviceBytes{700}, kUnlimited, link(10));
   CHECK(regions.fits);
   CHECK(regions.managed);
   record.storages.clear();
-  const Plan none = make_joint_plan(record, {700}, link(10));
+  const Plan none = make_plan(record, DeviceBytes{700}, kUnlimited, link(10));
   CHECK(none.fits);
   CHECK(none.managed);
 }
 
 TEST_CASE("A slower link makes the step of a plan longer, through what is managed and what is saved") {
   const StepRecord record = step_of({.recompute_ms = 100});
-  const Plan plan = make_joint_plan(record, {700}, link(10));
+  const Plan plan = make_plan(record, DeviceBytes{700}, kUnlimited, link(10));
   REQUIRE(plan.fits);
   CHECK(predict(plan, record, link(10)).step_ms == Approx(plan.predicted.step_ms).epsilon(0.02));
   CHECK(predict(plan, record, link(2)).step_ms > 1.5 * plan.predicted.step_ms);

@@ -1,4 +1,4 @@
-#include "policy/managed_pace.h"
+#include "policy/managed_replay.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -7,8 +7,6 @@
 #include <vector>
 
 #include <catch2/catch.hpp>
-
-#include "policy/managed_replay.h"
 
 namespace ebb {
 namespace {

@@ -44,7 +44,7 @@ TEST_CASE_METHOD(NoLeak, "what is just being saved is memory that the forward pa
   world.recorder.backward_begins();
   world.recorder.needed(1);
   world.recorder.needed(0);
-  const std::optional<StepRecord> record = world.recorder.finish();
+  const std::optional<StepRecord> record = world.recorder.finish().record;
   REQUIRE(record);
   REQUIRE(record->other.size() >= 2);
   CHECK(record->other[0].bytes == 35);  // at its peak, until the second save
@@ -60,7 +60,7 @@ TEST_CASE_METHOD(NoLeak, "a step that is disturbed asks for nothing more, and gi
   const int asked = world.asked;
   world.recorder.needed(0);
   world.recorder.released(0);
-  CHECK_FALSE(world.recorder.finish());
+  CHECK_FALSE(world.recorder.finish().record);
   CHECK(world.asked == asked);
 }
 
@@ -81,7 +81,7 @@ TEST_CASE_METHOD(NoLeak, "a region is recorded with what its second run saves, a
   held.reset();
   world.device_has(100);
   world.recorder.released(0);
-  const std::optional<StepRecord> record = world.recorder.finish();
+  const std::optional<StepRecord> record = world.recorder.finish().record;
   REQUIRE(record);
   REQUIRE(record->storages.size() == 1);
   CHECK(record->storages[0].bytes == 40);
@@ -114,7 +114,7 @@ TEST_CASE_METHOD(NoLeak, "what a recipe takes for itself is recorded, with what 
   world.use = {140, 200};  // by backward, behind it
   held.reset();
   world.recorder.released(0);
-  const std::optional<StepRecord> record = world.recorder.finish();
+  const std::optional<StepRecord> record = world.recorder.finish().record;
   REQUIRE(record);
   CHECK(record->storages[0].bytes == 40);
   CHECK(record->storages[0].recompute_bytes == 25);
