@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/link/raw_disk.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/disk/disk_tier.h"
 
 namespace ebb {

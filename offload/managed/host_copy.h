@@ -8,7 +8,7 @@
 
 #include "offload/cache/home_block.h"
 #include "offload/cache/residency.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 namespace ebb {
 
 // A page: the unit of direct I/O here. Offsets and sizes in the spill file are whole pages, and memory that starts on a
-// page suits every file system. A page divides BlockPool::kAlignment (asserted in disk_tier.cc).
+// page suits every file system.
 inline constexpr std::size_t kPageBytes = 4096;
 
 [[nodiscard]] constexpr std::size_t round_up_to_page(std::size_t bytes) {

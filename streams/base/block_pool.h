@@ -5,15 +5,69 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
-#include "streams/base/block.h"
+#include "streams/base/aligned_memory.h"
 #include "streams/base/mutex.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/range_allocator.h"
-#include "streams/base/tier.h"
+#include "streams/base/ticket.h"
+#include "streams/base/wait_point.h"
 
 namespace ebb {
+
+class BlockPool;
+
+// A lease of exactly `size()` bytes of a pool: host memory, or a range of the spill file. The destructor returns
+// the bytes to the pool with their gates: the next lease of any of these bytes must wait for every gate that is not
+// done.
+//
+// Threads: one owner at a time; the pool behind it may be used from any thread.
+class Block {
+ public:
+  Block(std::shared_ptr<BlockPool> pool, std::uint64_t address, std::size_t size, std::vector<Ticket> gates)
+      : pool_(std::move(pool)), address_(address), size_(size), gates_(std::move(gates)) {}
+  Block(Block&& other) noexcept = default;
+  Block& operator=(Block&& other) noexcept {
+    Block taken(std::move(other));  // gives back what this has had
+    std::swap(pool_, taken.pool_);
+    std::swap(address_, taken.address_);
+    std::swap(size_, taken.size_);
+    std::swap(gates_, taken.gates_);
+    return *this;
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block();
+
+  // A pointer's value for host memory, an offset in bytes for a file; and the pointer, which a file's block has not.
+  [[nodiscard]] std::uint64_t address() const { return address_; }
+  [[nodiscard]] void* data() const;
+  [[nodiscard]] std::size_t size() const { return size_; }
+
+  // The tickets of those who still use these bytes: the next writer waits for all of them first (R3 in docs/design.md).
+  [[nodiscard]] const std::vector<Ticket>& gates() const { return gates_; }
+
+  // Adds a reader or writer that must be done before these bytes are leased to somebody else. Forgets gates that are
+  // done. Does not throw right after prepare_gate().
+  void gate(WaitPoint why, Ticket ticket);
+  void prepare_gate();
+
+ private:
+  std::shared_ptr<BlockPool> pool_;  // null when moved from
+  std::uint64_t address_;
+  std::size_t size_;
+  std::vector<Ticket> gates_;
+};
+
+struct PoolStats {
+  std::uint64_t now_bytes = 0;       // leased
+  std::uint64_t peak_bytes = 0;      // the most that was ever leased
+  std::uint64_t capacity_bytes = 0;  // held by the pool: pinned, allocated, or reserved in the file
+  std::uint64_t growths = 0;         // how often the pool asked the system for more and got it
+  std::uint64_t refusals = 0;        // how often the pool asked the system for more and got nothing
+};
 
 // The source of a pool's bytes: pinned host memory, or a file that grows.
 class Backing {
@@ -57,7 +111,7 @@ class Backing {
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   static constexpr std::chrono::milliseconds kRefusalLasts{100};
-  static constexpr std::size_t kAlignment = 4096;  // a page: what direct I/O and huge-page slabs both accept
+  static constexpr std::size_t kAlignment = kPageBytes;  // what direct I/O and huge-page slabs both accept
 
   // `capacity_bytes`: the most to take from the backing; nullopt for no limit. Bytes that a backing gives beyond this
   // limit, because it rounds up, are neither leased nor counted.
@@ -84,10 +138,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   void release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept;
 
   std::optional<Block> try_lease(std::size_t bytes) EBB_EXCLUDES(mutex_);
-  std::optional<Backing::Range> grow(std::size_t rounded) EBB_REQUIRES(growth_mutex_);
-  std::optional<Backing::Range> ask_backing(std::size_t bytes) EBB_REQUIRES(growth_mutex_);
-  std::optional<RangeAllocator::Range> take(std::size_t rounded) EBB_REQUIRES(mutex_);
-  Block make_block(RangeAllocator::Range range, std::size_t bytes) EBB_EXCLUDES(mutex_);
+  [[nodiscard]] bool grow(std::size_t whole_pages) EBB_REQUIRES(growth_mutex_) EBB_EXCLUDES(mutex_);
+  std::optional<Backing::Range> ask_backing(std::size_t bytes) EBB_REQUIRES(growth_mutex_) EBB_EXCLUDES(mutex_);
 
   const std::optional<std::uint64_t> capacity_bytes_;
   const std::unique_ptr<Backing, UnlessForked> backing_;

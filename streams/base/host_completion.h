@@ -13,7 +13,7 @@ namespace ebb {
 // Threads: every member may be called from any thread. The maker keeps a non-const pointer, and must call finish
 // exactly once: threads may be blocked in synchronize until then.
 // Memory ordering: what happened before finish is visible after synchronize, and after done has returned true.
-class HostCompletion final : public Completion {
+class HostCompletion : public Completion {
  public:
   // `error`: what synchronize throws from now on; null for success. Requires that finish was not called before.
   void finish(std::exception_ptr error) noexcept;

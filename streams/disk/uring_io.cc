@@ -1,9 +1,8 @@
 #include "streams/disk/uring_io.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "streams/base/fault_point.h"
 
@@ -39,19 +38,14 @@ std::error_code UringIo::probe() {
   }
 }
 
-UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(file.fd()), thread_() {
+UringIo::UringIo(const SpillFile& file, IoQueue& queue) : queue_(queue), fd_(file.fd()) {
   slots_.reserve(kDepth + 1);  // the ring holds pointers to them
   for (unsigned i = 0; i < kDepth + 1; ++i) {
     slots_.emplace_back(file);
   }
-  if (fails(FaultPoint::kThreadStart)) {
-    throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
-  }
-  thread_ = std::jthread([this, thread_name] { work(thread_name); });
 }
 
-void UringIo::work(const std::string& thread_name) noexcept {
-  ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+void UringIo::run() noexcept {
   for (start_chunks(); busy_ > 0; start_chunks()) {
     finish_arrived();
   }
@@ -74,28 +68,14 @@ void UringIo::start_chunks() {
 
 // False if nothing can be started now. Requires an idle slot.
 bool UringIo::start_one() {
-  while (true) {
-    if (current_ == nullptr) {
-      current_ = backlog_.pop(busy_ > 0 ? IoBacklog::Wait::kNo : IoBacklog::Wait::kYes);
-      if (current_ == nullptr) {
-        return false;
-      }
-    }
-    if (busy_ > 0 && !current_->gates_done()) {
-      return false;
-    }
-    const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
-    if (!chunk.has_value()) {
-      current_.reset();
-      continue;
-    }
-    IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
-    slot.start(current_, *chunk);
-    if (slot.busy()) {
-      issue(slot);
-    }
-    return true;
+  IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
+  if (!queue_.start_next(slot, busy_ > 0 ? IoQueue::Wait::kNo : IoQueue::Wait::kYes)) {
+    return false;
   }
+  if (slot.busy()) {
+    issue(slot);
+  }
+  return true;
 }
 
 // Moves the bytes that the slot has left: by the ring, or on this thread where the ring refuses the submission.

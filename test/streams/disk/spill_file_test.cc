@@ -201,7 +201,7 @@ TEST_CASE("a file system with neither direct I/O nor reservations still carries 
     if (file.direct() || !file.grow(source.size()).has_value() || file_bytes(file) < source.size()) {
       return false;
     }
-    const auto queue = IoQueue::make(DiskIo::kThreads, file, "test");
+    const auto queue = std::make_unique<IoQueue>(DiskIo::kThreads, file, "test");
     const Ticket written = queue->submit({IoKind::kWrite, 0, const_cast<char*>(source.data()), source.size(), {}});
     queue->submit({IoKind::kRead, 0, destination.data(), destination.size(), {written}})->synchronize();
     return source == destination;
