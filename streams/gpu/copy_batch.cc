@@ -12,26 +12,26 @@ namespace ebb {
 namespace {
 
 constexpr std::uint64_t kFullBytes = std::uint64_t{1} << 20;
-constexpr std::size_t kFullCopies = 128;
 
 }  // namespace
 
-CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream,
-                     CudaEventPool& events, std::shared_ptr<GpuTimes> times)
+CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies,
+                     std::span<const c10::Stream> streams, CudaEventPool& events, std::shared_ptr<GpuTimes> times)
     : lane_(lane),
       kind_(kind),
-      stream_(stream),
+      most_copies_(copies),
+      streams_(streams.begin(), streams.end()),
       events_(events),
       times_(std::move(times)),
       open_(std::make_unique<Copies>()) {
-  open_->to.reserve(kFullCopies);
-  open_->from.reserve(kFullCopies);
-  open_->sizes.reserve(kFullCopies);
+  open_->to.reserve(copies);
+  open_->from.reserve(copies);
+  open_->sizes.reserve(copies);
 }
 
-bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream) {
+bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::span<const c10::Stream> streams) {
   const MutexLock lock(mutex_);
-  if (open_ == nullptr || stream != stream_) {
+  if (open_ == nullptr || !std::equal(streams.begin(), streams.end(), streams_.begin(), streams_.end())) {
     return false;
   }
   Copies& copies = *open_;
@@ -45,7 +45,7 @@ bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, 
   copies.from.push_back(from);
   copies.sizes.push_back(bytes);
   copies.bytes += bytes;
-  if (copies.bytes >= kFullBytes || copies.sizes.size() == kFullCopies) {
+  if (copies.bytes >= kFullBytes || copies.sizes.size() == most_copies_) {
     queue_locked();
   }
   return true;
@@ -107,32 +107,36 @@ void CopyBatch::pass_gates() const {
   for (const auto& gate : open_->gates) {
     gate->block(lane_);
   }
-  if (!stream_) {
-    return;
+  for (const c10::Stream each : streams_) {
+    const c10::cuda::CUDAStream stream(each);
+    if (stream == lane_) {
+      continue;
+    }
+    std::shared_ptr<const CudaEvent> point;
+    try {
+      point = events_.record(stream);
+    } catch (...) {  // no event: then the host waits, and nothing is lost
+      C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
+      continue;
+    }
+    point->block(lane_);
   }
-  const c10::cuda::CUDAStream stream(*stream_);
-  std::shared_ptr<const CudaEvent> point;
-  try {
-    point = events_.record(stream);
-  } catch (...) {  // no event: then the host waits, and nothing is lost
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
-    return;
-  }
-  point->block(lane_);
 }
 
 void CopyBatch::hand_over() const {
   const Copies& copies = *open_;
   const std::size_t count = copies.sizes.size();
-  cudaMemcpyAttributes attributes{};
-  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  std::size_t first = 0;  // the first copy that the attributes are of
-  if (!fails(FaultPoint::kCopy) &&
-      cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
-                           /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
-    return;
+  if (count > 1) {
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;  // the first copy that the attributes are of
+    if (!fails(FaultPoint::kCopy) &&
+        cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
+                             /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
+      return;
+    }
+    static_cast<void>(cudaGetLastError());
   }
-  static_cast<void>(cudaGetLastError());
   // One copy may be at fault: the other copies need not fail with it. Copies that the batch had queued run twice, to
   // the same effect.
   for (std::size_t i = 0; i < count; ++i) {
