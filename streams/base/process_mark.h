@@ -126,18 +126,16 @@ struct UnlessForked {
 // An allocator that leaks in a forked child, for std::allocate_shared, which puts an object and its counts into one
 // allocation: Note [Forked children].
 template <typename T>
-struct AllocatorUnlessForked {
-  using value_type = T;  // NOLINT(readability-identifier-naming): the name that the standard wants
+struct AllocatorUnlessForked : std::allocator<T> {
   ProcessMark made_in;
 
   AllocatorUnlessForked() = default;
   template <typename U>
   AllocatorUnlessForked(const AllocatorUnlessForked<U>& other) noexcept : made_in(other.made_in) {}
 
-  T* allocate(std::size_t count) { return std::allocator<T>().allocate(count); }
   void deallocate(T* memory, std::size_t count) noexcept {
     if (!made_in.forked()) {
-      std::allocator<T>().deallocate(memory, count);
+      std::allocator<T>::deallocate(memory, count);
     }
   }
   template <typename U>
@@ -145,10 +143,6 @@ struct AllocatorUnlessForked {
     if (!made_in.forked()) {
       std::destroy_at(object);
     }
-  }
-  template <typename U>
-  bool operator==(const AllocatorUnlessForked<U>& /*other*/) const noexcept {
-    return true;
   }
 };
 

@@ -94,12 +94,21 @@ void* MmapAllocator::map(std::size_t bytes) {
     data = map_pages(bytes);
   }
   if (data == nullptr) {
-    empty_cache();
+    while (unmap_oldest()) {
+    }
     data = map_pages(bytes);
   }
-  if (data != nullptr) {
-    add_in_use({data, bytes});
+  if (data == nullptr) {
+    return nullptr;
   }
+  const MutexLock lock(mutex_);
+  try {
+    in_use_.emplace(data, bytes);
+  } catch (...) {
+    unmap_pages(data, bytes);
+    throw;
+  }
+  bytes_.in_use += bytes;
   return data;
 }
 
@@ -116,17 +125,6 @@ void* MmapAllocator::take_cached(std::size_t bytes) {
   return data;
 }
 
-void MmapAllocator::add_in_use(Block block) {
-  const MutexLock lock(mutex_);
-  try {
-    in_use_.emplace(block.data, block.bytes);
-  } catch (...) {
-    unmap_pages(block.data, block.bytes);
-    throw;
-  }
-  bytes_.in_use += block.bytes;
-}
-
 std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
   const MutexLock lock(mutex_);
   const auto found = in_use_.find(data);
@@ -139,50 +137,43 @@ std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
   return block;
 }
 
-// Blocks are unmapped outside of the lock: for a large one the kernel takes milliseconds.
+// Makes room for the block by unmapping what was freed before it, and unmaps the block itself where it is too large.
 void MmapAllocator::cache(Block block) {
-  std::optional<Block> displaced;
-  {
-    const MutexLock lock(mutex_);
-    if (cached_.size() == kCacheBlocks) {
-      displaced = take_oldest();
-    }
-    cached_.push_back(block);
-    bytes_.cached += block.bytes;
-  }
-  if (displaced) {
-    unmap_pages(displaced->data, displaced->bytes);
-  }
-  while (const std::optional<Block> excess = take_excess()) {
-    unmap_pages(excess->data, excess->bytes);
-  }
-}
-
-void MmapAllocator::empty_cache() {
+  const auto fits = [this, &block]() EBB_REQUIRES(mutex_) {
+    return cached_.size() < kCacheBlocks &&
+           bytes_.cached + block.bytes <= std::max(kCacheBytes, bytes_.in_use / kCachePart);
+  };
   while (true) {
-    std::optional<Block> oldest;
     {
       const MutexLock lock(mutex_);
-      if (cached_.empty()) {
+      if (fits()) {
+        cached_.push_back(block);
+        bytes_.cached += block.bytes;
         return;
       }
-      oldest = take_oldest();
     }
-    unmap_pages(oldest->data, oldest->bytes);
+    if (!unmap_oldest()) {
+      unmap_pages(block.data, block.bytes);
+      return;
+    }
   }
 }
 
-std::optional<MmapAllocator::Block> MmapAllocator::take_excess() {
-  const MutexLock lock(mutex_);
-  return bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart) ? std::optional(take_oldest())
-                                                                           : std::nullopt;
-}
-
-MmapAllocator::Block MmapAllocator::take_oldest() {
-  const Block oldest = cached_.front();
-  cached_.erase(cached_.begin());
-  bytes_.cached -= oldest.bytes;
-  return oldest;
+// Unmaps the block that was freed first, if there is one. Outside of the lock: for a large block the kernel takes
+// milliseconds.
+bool MmapAllocator::unmap_oldest() {
+  Block oldest;
+  {
+    const MutexLock lock(mutex_);
+    if (cached_.empty()) {
+      return false;
+    }
+    oldest = cached_.front();
+    cached_.erase(cached_.begin());
+    bytes_.cached -= oldest.bytes;
+  }
+  unmap_pages(oldest.data, oldest.bytes);
+  return true;
 }
 
 MmapAllocator::Bytes MmapAllocator::bytes() const {

@@ -75,12 +75,9 @@ class MmapAllocator final : public c10::Allocator {
 
   [[nodiscard]] void* map(std::size_t bytes);
   [[nodiscard]] void* take_cached(std::size_t bytes);
-  void add_in_use(Block block);
   [[nodiscard]] std::optional<Block> remove_in_use(void* data);
   void cache(Block block);
-  void empty_cache();
-  [[nodiscard]] std::optional<Block> take_excess();
-  [[nodiscard]] Block take_oldest() EBB_REQUIRES(mutex_);
+  [[nodiscard]] bool unmap_oldest();
 
   c10::Allocator& inner_;
   mutable Mutex mutex_;
