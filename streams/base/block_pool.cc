@@ -45,13 +45,10 @@ BlockPool::BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64
     : capacity_bytes_(capacity_bytes), backing_(backing.release()) {}
 
 BlockPool::~BlockPool() {
-  if (process_.forked()) {  // whoever would finish that work is not in this process
+  if (process_.forked() || !in_force(WaitPoint::kPoolEnd)) {  // whoever would finish the work is not in a forked child
     return;
   }
   for (const Ticket& gate : free_.gates()) {
-    if (!in_force(WaitPoint::kPoolEnd)) {
-      break;
-    }
     try {
       gate->synchronize();
     } catch (...) {
@@ -143,17 +140,13 @@ bool BlockPool::grow(std::size_t whole_pages) {
 
 // Note [Refusals are remembered]
 std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
-  const auto now = std::chrono::steady_clock::now();
-  if (refused_bytes_ && now - refused_at_ >= kRefusalLasts) {
-    refused_bytes_.reset();
-  }
-  if (refused_bytes_ && bytes >= *refused_bytes_) {
+  if (bytes >= refused_bytes_ && std::chrono::steady_clock::now() < refused_until_) {
     return std::nullopt;
   }
   std::optional<Backing::Range> grown = backing_->grow(bytes);
   if (!grown) {
     refused_bytes_ = bytes;
-    refused_at_ = std::chrono::steady_clock::now();
+    refused_until_ = std::chrono::steady_clock::now() + kRefusalLasts;
     const MutexLock lock(mutex_);
     ++stats_.refusals;
   }

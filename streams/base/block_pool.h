@@ -145,9 +145,9 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const std::unique_ptr<Backing, UnlessForked> backing_;
   const ProcessMark process_;
 
-  Mutex growth_mutex_ EBB_ACQUIRED_BEFORE(mutex_);                          // held while the backing grows
-  std::optional<std::size_t> refused_bytes_ EBB_GUARDED_BY(growth_mutex_);  // Note [Refusals are remembered]
-  std::chrono::steady_clock::time_point refused_at_ EBB_GUARDED_BY(growth_mutex_);
+  Mutex growth_mutex_ EBB_ACQUIRED_BEFORE(mutex_);             // held while the backing grows
+  std::size_t refused_bytes_ EBB_GUARDED_BY(growth_mutex_){};  // Note [Refusals are remembered]
+  std::chrono::steady_clock::time_point refused_until_ EBB_GUARDED_BY(growth_mutex_);
 
   mutable Mutex mutex_;
   RangeAllocator free_ EBB_GUARDED_BY(mutex_);

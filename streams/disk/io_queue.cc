@@ -80,28 +80,22 @@ Ticket IoQueue::submit(IoRequest request) {
   return job;
 }
 
-// The next job; null when there is none, or when none will follow.
-std::shared_ptr<IoJob> IoQueue::pop(Wait wait) {
-  const MutexLock lock(mutex_);
-  while (wait == Wait::kYes && !closed_ && waiting_.empty()) {
-    mutex_.wait(changed_);
-  }
-  if (waiting_.empty()) {
-    return nullptr;
-  }
-  std::shared_ptr<IoJob> first = std::move(waiting_.front());
-  waiting_.pop_front();
-  return first;
-}
-
 bool IoQueue::start_next(IoSlot& slot, Wait wait) {
   std::shared_ptr<IoJob> job;
   std::optional<IoChunk> chunk;
   {
     const MutexLock lock(next_mutex_);
     while (!chunk.has_value()) {
-      if (current_ == nullptr && (current_ = pop(wait)) == nullptr) {
-        return false;
+      if (current_ == nullptr) {
+        const MutexLock waiting_lock(mutex_);
+        while (wait == Wait::kYes && !closed_ && waiting_.empty()) {
+          mutex_.wait(changed_);
+        }
+        if (waiting_.empty()) {
+          return false;
+        }
+        current_ = std::move(waiting_.front());
+        waiting_.pop_front();
       }
       if (wait == Wait::kNo && !current_->gates_done()) {
         return false;

@@ -53,7 +53,6 @@ class IoQueue {
   bool start_next(IoSlot& slot, Wait wait);
 
  private:
-  [[nodiscard]] std::shared_ptr<IoJob> pop(Wait wait);
   void start_thread(const std::string& name, std::function<void()> work);
   void close() noexcept;
 

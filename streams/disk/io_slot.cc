@@ -61,6 +61,9 @@ void IoSlot::use_bounce_buffer() {
 }
 
 void IoSlot::advance(ssize_t result) noexcept {
+  if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+    result = -EIO;
+  }
   if (result == -EINTR || result == -EAGAIN) {
     return;
   }
@@ -104,10 +107,6 @@ void IoSlot::finish_read() {
 void IoSlot::finish_blocking() noexcept {
   while (busy()) {
     const auto offset = static_cast<off_t>(file_offset());
-    if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-      advance(-EIO);
-      continue;
-    }
     const ssize_t moved = chunk_.kind == IoKind::kRead ? ::pread(file_->fd(), data(), bytes(), offset)
                                                        : ::pwrite(file_->fd(), data(), bytes(), offset);
     advance(moved >= 0 ? moved : -errno);

@@ -142,12 +142,9 @@ void UringIo::finish_arrived() {
   io_uring_cqe* cqe = wait();
   do {
     auto& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
-    int moved = cqe->res;
+    const int moved = cqe->res;
     ::io_uring_cqe_seen(ring_.get(), cqe);
     const bool is_read = slot.kind() == IoKind::kRead;
-    if (fails(is_read ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-      moved = -EIO;
-    }
     if (is_read && busy_ <= kDepth) {
       start_one();
     }

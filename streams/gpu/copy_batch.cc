@@ -62,10 +62,7 @@ std::shared_ptr<const CudaEvent> CopyBatch::queued() const {
   return done_;
 }
 
-bool CopyBatch::done() const noexcept {
-  const State state = state_.load(std::memory_order_acquire);
-  return state == State::kFailed || (state == State::kQueued && is_done(done_));
-}
+bool CopyBatch::done() const noexcept { return is_queued_.load(std::memory_order_acquire) && is_done(done_); }
 
 void CopyBatch::synchronize() const {
   if (const auto event = queued()) {
@@ -74,17 +71,15 @@ void CopyBatch::synchronize() const {
 }
 
 void CopyBatch::queue_locked() const noexcept {
-  State state = State::kQueued;
   try {
     queue_copies();
   } catch (...) {
     error_ = std::current_exception();
-    state = State::kFailed;
     static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // queued copies must be over before the ticket is done
     static_cast<void>(cudaGetLastError());
   }
   open_ = nullptr;
-  state_.store(state, std::memory_order_release);
+  is_queued_.store(true, std::memory_order_release);
 }
 
 void CopyBatch::queue_copies() const {

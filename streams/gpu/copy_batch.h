@@ -59,8 +59,6 @@ class CopyBatch final : public Completion {
   void synchronize() const override;
 
  private:
-  enum class State : std::uint8_t { kOpen, kQueued, kFailed };
-
   struct Copies {
     std::vector<void*> to;
     std::vector<const void*> from;
@@ -83,9 +81,9 @@ class CopyBatch final : public Completion {
 
   mutable Mutex mutex_;
   mutable std::unique_ptr<Copies> open_ EBB_GUARDED_BY(mutex_);  // null once they are queued
-  mutable std::atomic<State> state_{State::kOpen};  // fixed, as the two members below, once it is not kOpen
-  mutable std::shared_ptr<const CudaEvent> done_;   // kQueued
-  mutable std::exception_ptr error_;                // kFailed
+  mutable std::atomic<bool> is_queued_{false};     // from then on the two members below are fixed
+  mutable std::shared_ptr<const CudaEvent> done_;  // null before, and if the point is reached or the copies have failed
+  mutable std::exception_ptr error_;               // null unless the copies could not be queued
 };
 
 }  // namespace ebb
