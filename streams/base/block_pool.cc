@@ -25,7 +25,7 @@ Block::~Block() {
 }
 
 void* Block::data() const {
-  TORCH_INTERNAL_ASSERT(pool_->is_memory());
+  TORCH_INTERNAL_ASSERT(pool_->backing_->is_memory());
   return reinterpret_cast<void*>(address_);
 }
 

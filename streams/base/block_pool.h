@@ -130,9 +130,6 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   [[nodiscard]] PoolStats stats() const;
 
-  // As the backing's.
-  [[nodiscard]] bool is_memory() const { return backing_->is_memory(); }
-
  private:
   friend class Block;
   void release(std::uint64_t address, std::size_t bytes, std::vector<Ticket> gates) noexcept;

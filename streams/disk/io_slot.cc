@@ -34,7 +34,7 @@ void IoSlot::prepare_write() {
   std::memcpy(buffer_, chunk_.memory, chunk_.bytes);
   std::memset(buffer_ + chunk_.bytes, 0, buffer_bytes_ - chunk_.bytes);  // no bytes of an earlier chunk on the disk
   checksum_ = ::XXH3_64bits(buffer_, chunk_.bytes);
-  file_->checksums().start_write(chunk_.file_offset, chunk_.bytes);
+  file_->checksums().forget(chunk_.file_offset, chunk_.bytes);
 }
 
 void IoSlot::prepare_read() {
@@ -84,7 +84,7 @@ void IoSlot::advance(ssize_t result) noexcept {
       return;
     }
     if (chunk_.kind == IoKind::kWrite) {
-      file_->checksums().finish_write(chunk_.file_offset, checksum_);
+      file_->checksums().add(chunk_.file_offset, chunk_.bytes, checksum_);
     } else {
       finish_read();
     }

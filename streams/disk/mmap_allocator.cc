@@ -20,11 +20,6 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::numeric_limits<std::ptrdiff_t>::max();  // more cannot be rounded up, nor mapped
 
-void* map_pages(std::size_t bytes) {
-  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return data == MAP_FAILED ? nullptr : data;
-}
-
 bool is_to_be_filled() { return FLAGS_caffe2_cpu_allocator_do_zero_fill || FLAGS_caffe2_cpu_allocator_do_junk_fill; }
 
 // Unmaps. The system refuses where unmapping would split a mapping and the process has as many mappings as it may have;
@@ -41,17 +36,15 @@ MmapAllocator::MmapAllocator() : inner_(*c10::GetDefaultCPUAllocator()) {
   cached_.reserve(kCacheBlocks);  // so that freeing a block cannot fail
   // A fork while another thread holds the lock would leave the child's lock locked for ever. malloc guards its own
   // locks in the same way.
-  static_cast<void>(::pthread_atfork(&lock_before_fork, &unlock_after_fork, &unlock_after_fork));
+  constexpr auto lock = []() EBB_ACQUIRE(instance().mutex_) { instance().mutex_.lock(); };
+  constexpr auto unlock = []() EBB_RELEASE(instance().mutex_) { instance().mutex_.unlock(); };
+  static_cast<void>(::pthread_atfork(lock, unlock, unlock));
 }
 
 MmapAllocator& MmapAllocator::instance() {
   static auto* const allocator = new MmapAllocator;
   return *allocator;
 }
-
-void MmapAllocator::lock_before_fork() { instance().mutex_.lock(); }
-
-void MmapAllocator::unlock_after_fork() { instance().mutex_.unlock(); }
 
 bool MmapAllocator::install() {
   if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) {
@@ -91,12 +84,12 @@ void MmapAllocator::release(void* data) {
 void* MmapAllocator::map(std::size_t bytes) {
   void* data = take_cached(bytes);
   if (data == nullptr) {
-    data = map_pages(bytes);
+    data = map_pages(bytes).release();
   }
   if (data == nullptr) {
     while (unmap_oldest()) {
     }
-    data = map_pages(bytes);
+    data = map_pages(bytes).release();
   }
   if (data == nullptr) {
     return nullptr;

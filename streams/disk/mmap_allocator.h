@@ -70,8 +70,6 @@ class MmapAllocator final : public c10::Allocator {
 
   MmapAllocator();
   static void release(void* data);
-  static void lock_before_fork() EBB_ACQUIRE(instance().mutex_);
-  static void unlock_after_fork() EBB_RELEASE(instance().mutex_);
 
   [[nodiscard]] void* map(std::size_t bytes);
   [[nodiscard]] void* take_cached(std::size_t bytes);

@@ -16,26 +16,24 @@ UringIo::Ring::Ring() {
 }
 
 std::error_code UringIo::refusal() {
-  static const std::error_code refusal = probe();
-  return refusal;
-}
-
-std::error_code UringIo::probe() {
-  try {
-    Ring ring;
-    // A read from no file fails with EBADF where io_uring knows reads, and with EINVAL where io_uring is older.
-    char byte = 0;
-    ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
-    const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
-    io_uring_cqe* cqe = nullptr;
-    const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
-    if (error != 0) {
-      return {error, std::generic_category()};
+  static const std::error_code refusal = []() -> std::error_code {
+    try {
+      Ring ring;
+      // A read from no file fails with EBADF where io_uring knows reads, and with EINVAL where io_uring is older.
+      char byte = 0;
+      ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
+      const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
+      io_uring_cqe* cqe = nullptr;
+      const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
+      if (error != 0) {
+        return {error, std::generic_category()};
+      }
+      return {cqe->res == -EBADF ? 0 : -cqe->res, std::generic_category()};
+    } catch (const std::system_error& error) {
+      return error.code();
     }
-    return cqe->res == -EBADF ? std::error_code() : std::error_code(-cqe->res, std::generic_category());
-  } catch (const std::system_error& error) {
-    return error.code();
-  }
+  }();
+  return refusal;
 }
 
 UringIo::UringIo(const SpillFile& file, IoQueue& queue) : queue_(queue), fd_(file.fd()) {
@@ -57,10 +55,8 @@ void UringIo::run() noexcept {
 void UringIo::start_chunks() {
   while (busy_ < kDepth) {
     const unsigned before = busy_;
-    if (!start_one()) {
-      return;
-    }
-    if (busy_ == before && busy_ > 0) {  // this thread moved the chunk: chunks in flight may have arrived meanwhile
+    // Where this thread has moved the chunk, chunks in flight may have arrived meanwhile.
+    if (!start_one() || (busy_ == before && busy_ > 0)) {
       return;
     }
   }

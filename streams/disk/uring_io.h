@@ -44,7 +44,6 @@ class UringIo {
     io_uring ring_{};
   };
 
-  static std::error_code probe();
   void start_chunks();
   bool start_one();
   void issue(IoSlot& slot);

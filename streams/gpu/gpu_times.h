@@ -57,7 +57,6 @@ class GpuTimes {
 
   void settle_finished() noexcept EBB_REQUIRES(mutex_);
   void settle(TraceTrack track, const Span& span) EBB_REQUIRES(mutex_);
-  void add_to_trace(TraceTrack track, const Span& span, float ms_long) EBB_REQUIRES(mutex_);
 
   CudaEventPool& events_;
   const std::shared_ptr<Trace> trace_;

@@ -7,6 +7,7 @@
 
 #include <c10/core/Device.h>
 
+#include "streams/base/aligned_memory.h"
 #include "streams/base/block_pool.h"
 
 namespace ebb {
@@ -34,8 +35,7 @@ class HostSlabs final : public Backing {
 
  private:
   struct Slab {
-    void* mapping;
-    std::size_t mapping_bytes;
+    AlignedMemory mapping;
     void* data;
   };
 

@@ -59,8 +59,7 @@ TEST_CASE("direct I/O goes on at a page, and a file that ends within one is an e
     WARN("SKIPPED: no direct I/O in /var/tmp");
     return;
   }
-  file.checksums().start_write(0, 4 * kPageBytes);
-  file.checksums().finish_write(0, 1);
+  file.checksums().add(0, 4 * kPageBytes, 1);
   const AlignedMemory memory = allocate_pages(4 * kPageBytes);
   auto job = std::make_shared<IoJob>(IoRequest{IoKind::kRead, 0, memory.get(), 4 * kPageBytes, {}});
   const Ticket ticket = job;
