@@ -66,8 +66,7 @@ RawDisk::RawDisk(const std::filesystem::path& folder, std::uint64_t file_bytes, 
                              ": no disk's rate can be measured there");
   }
   if (!file_.grow(file_bytes)) {
-    throw std::runtime_error("cannot make a file of " + human_bytes(file_bytes) + " in " + folder.string() + ": " +
-                             file_.refusal().message());
+    throw std::runtime_error("there is no room for a file of " + human_bytes(file_bytes) + " in " + folder.string());
   }
 }
 

@@ -14,8 +14,6 @@ namespace {
 constexpr std::uint64_t kLeastGrowthBytes = 64ull << 20;
 constexpr std::uint64_t kMostGrowthBytes = 1ull << 30;
 
-std::size_t round_down(std::uint64_t bytes) { return bytes / kPageBytes * kPageBytes; }
-
 }  // namespace
 
 Block::~Block() {
@@ -90,7 +88,7 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
     gates.clear();
   }
   if (gates.empty()) {
-    backing_->discard({address, whole_pages});
+    backing_->discard(address, whole_pages);
   }
   const MutexLock lock(mutex_);
   free_.add(address, whole_pages, std::move(gates));
@@ -117,40 +115,29 @@ std::optional<Block> BlockPool::try_lease(std::size_t bytes) {
 bool BlockPool::grow(std::size_t whole_pages) {
   const std::uint64_t capacity = stats().capacity_bytes;
   const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());
-  const std::uint64_t room = round_down(limit - std::min(limit, capacity));
   const std::uint64_t wanted = std::clamp(capacity / 16, kLeastGrowthBytes, kMostGrowthBytes);
-  const std::uint64_t requests = std::min((wanted - 1) / whole_pages + 1, room / whole_pages);
-  if (requests == 0) {
-    return false;
+  const std::uint64_t requests = std::min((wanted - 1) / whole_pages + 1, (limit - capacity) / whole_pages);
+  return requests > 0 && (grow_by(requests * whole_pages) || (requests > 1 && grow_by(whole_pages)));
+}
+
+bool BlockPool::grow_by(std::size_t bytes) {
+  if (bytes >= refused_bytes_ && std::chrono::steady_clock::now() < refused_until_) {
+    return false;  // Note [Refusals are remembered]
   }
-  std::optional<Backing::Range> grown = ask_backing(requests * whole_pages);
-  if (!grown && requests > 1) {
-    grown = ask_backing(whole_pages);
+  const std::optional<std::uint64_t> address = backing_->grow(bytes);
+  if (!address) {
+    refused_bytes_ = bytes;
+    refused_until_ = std::chrono::steady_clock::now() + kRefusalLasts;
   }
-  if (!grown) {
-    return false;
-  }
-  const std::size_t bytes = round_down(std::min<std::uint64_t>(grown->bytes, room));
   const MutexLock lock(mutex_);
-  free_.add(grown->address, bytes, {});
+  if (!address) {
+    ++stats_.refusals;
+    return false;
+  }
+  free_.add(*address, bytes, {});
   stats_.capacity_bytes += bytes;
   ++stats_.growths;
   return true;
-}
-
-// Note [Refusals are remembered]
-std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
-  if (bytes >= refused_bytes_ && std::chrono::steady_clock::now() < refused_until_) {
-    return std::nullopt;
-  }
-  std::optional<Backing::Range> grown = backing_->grow(bytes);
-  if (!grown) {
-    refused_bytes_ = bytes;
-    refused_until_ = std::chrono::steady_clock::now() + kRefusalLasts;
-    const MutexLock lock(mutex_);
-    ++stats_.refusals;
-  }
-  return grown;
 }
 
 }  // namespace ebb

@@ -72,24 +72,19 @@ struct PoolStats {
 // The source of a pool's bytes: pinned host memory, or a file that grows.
 class Backing {
  public:
-  struct Range {
-    std::uint64_t address;
-    std::size_t bytes;
-  };
-
   virtual ~Backing() = default;
 
   // Whether a range's address is a pointer's value.
   [[nodiscard]] virtual bool is_memory() const { return true; }
 
-  // At least `bytes` more, contiguous, aligned to BlockPool::kAlignment; nothing when the system has none left.
+  // The address of `bytes` more, contiguous, aligned to BlockPool::kAlignment; nothing when the system has none left.
   // Never returns a range that touches an earlier one unless leases may span both. Slow. Called by one thread at a
   // time. Throws std::system_error where the system fails otherwise.
-  virtual std::optional<Range> grow(std::size_t bytes) = 0;
+  virtual std::optional<std::uint64_t> grow(std::size_t bytes) = 0;
 
   // Told of bytes that nobody uses any more: they were released, all their gates are done, and their content is not
   // needed. Called before the bytes can be leased again, by any thread, and by several at once for different bytes.
-  virtual void discard(Range /*range*/) noexcept {}
+  virtual void discard(std::uint64_t /*address*/, std::size_t /*bytes*/) noexcept {}
 };
 
 // Leases exact sizes (rounded up to 4 KiB, never to a power of two) out of a backing that grows on demand up to a
@@ -113,8 +108,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   static constexpr std::chrono::milliseconds kRefusalLasts{100};
   static constexpr std::size_t kAlignment = kPageBytes;  // what direct I/O and huge-page slabs both accept
 
-  // `capacity_bytes`: the most to take from the backing; nullopt for no limit. Bytes that a backing gives beyond this
-  // limit, because it rounds up, are neither leased nor counted.
+  // `capacity_bytes`: the most to take from the backing; nullopt for no limit.
   BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes);
 
   // Waits for the gates of all bytes before the backing ends: a copy may still be writing there. In a forked child the
@@ -136,7 +130,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
   std::optional<Block> try_lease(std::size_t bytes) EBB_EXCLUDES(mutex_);
   [[nodiscard]] bool grow(std::size_t whole_pages) EBB_REQUIRES(growth_mutex_) EBB_EXCLUDES(mutex_);
-  std::optional<Backing::Range> ask_backing(std::size_t bytes) EBB_REQUIRES(growth_mutex_) EBB_EXCLUDES(mutex_);
+  [[nodiscard]] bool grow_by(std::size_t bytes) EBB_REQUIRES(growth_mutex_) EBB_EXCLUDES(mutex_);
 
   const std::optional<std::uint64_t> capacity_bytes_;
   const std::unique_ptr<Backing, UnlessForked> backing_;

@@ -70,7 +70,7 @@ HostSlabs::~HostSlabs() {
   static_cast<void>(cudaGetLastError());
 }
 
-std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
+std::optional<std::uint64_t> HostSlabs::grow(std::size_t bytes) {
   if (bytes >= refused_bytes_ || !leaves_a_reserve(bytes)) {
     return std::nullopt;
   }
@@ -99,7 +99,7 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
     }
   }
   slabs_.push_back({std::move(mapping), data});
-  return Range{static_cast<std::uint64_t>(start), bytes};
+  return start;
 }
 
 }  // namespace ebb

@@ -31,7 +31,7 @@ class HostSlabs final : public Backing {
 
   // nullopt where the system refuses, and unless leaves_a_reserve() in system_memory.h. A forked child does not have
   // the slabs. Slabs never touch, so no lease spans two registrations.
-  std::optional<Range> grow(std::size_t bytes) override;
+  std::optional<std::uint64_t> grow(std::size_t bytes) override;
 
  private:
   struct Slab {
