@@ -1,7 +1,6 @@
 #include "streams/base/tier.h"
 
 #include <chrono>
-#include <utility>
 
 #include "streams/base/fault_point.h"
 

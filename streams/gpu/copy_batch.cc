@@ -16,12 +16,12 @@ constexpr std::uint64_t kFullBytes = std::uint64_t{1} << 20;
 }  // namespace
 
 CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies,
-                     std::span<const c10::Stream> streams, CudaEventPool& events, std::shared_ptr<GpuTimes> times)
+                     std::span<const c10::Stream> streams, std::shared_ptr<GpuTimes> times)
     : lane_(lane),
       kind_(kind),
       most_copies_(copies),
       streams_(streams.begin(), streams.end()),
-      events_(events),
+      events_(CudaEventPool::of(lane.device(), CudaEventPool::Timing::kOff)),
       times_(std::move(times)),
       open_(std::make_unique<Copies>()) {
   open_->to.reserve(copies);

@@ -36,10 +36,10 @@ class CopyBatch final : public Completion {
   static constexpr std::size_t kLargestCopy = std::size_t{256} << 10;  // larger ones are queued by themselves
   static constexpr std::size_t kMostCopies = 128;
 
-  // A batch on the stream `lane` of up to `copies` copies, all behind `streams`. `events`: of the lane's device. More
-  // than one copy needs pinned memory, and a lane that is not CUDA's default stream.
+  // A batch on the stream `lane` of up to `copies` copies, all behind `streams`. More than one copy needs pinned
+  // memory, and a lane that is not CUDA's default stream.
   CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies, std::span<const c10::Stream> streams,
-            CudaEventPool& events, std::shared_ptr<GpuTimes> times);
+            std::shared_ptr<GpuTimes> times);
   CopyBatch(const CopyBatch&) = delete;
   CopyBatch& operator=(const CopyBatch&) = delete;
 

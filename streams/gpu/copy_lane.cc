@@ -26,8 +26,7 @@ CopyLane::CopyLane(c10::Device device, cudaMemcpyKind kind, How how, std::shared
       side_stream_(how == How::kOnCurrentStream
                        ? std::nullopt
                        : std::optional(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()))),
-      times_(std::move(times)),
-      events_(CudaEventPool::of(device, CudaEventPool::Timing::kOff)) {}
+      times_(std::move(times)) {}
 
 Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After& after) {
   const Gates gates = this->gates(after);  // without the lock: a gate may be a batch of this very lane
@@ -41,8 +40,7 @@ Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After
   close_batch();
   const c10::cuda::CUDAStream stream =
       side_stream_ ? *side_stream_ : c10::cuda::getCurrentCUDAStream(device_.index());
-  auto batch = std::make_shared<CopyBatch>(stream, kind_, is_batched ? CopyBatch::kMostCopies : 1, streams, events_,
-                                           times_);
+  auto batch = std::make_shared<CopyBatch>(stream, kind_, is_batched ? CopyBatch::kMostCopies : 1, streams, times_);
   static_cast<void>(batch->add(to, from, bytes, events, streams));
   if (is_batched) {
     batch_ = batch;

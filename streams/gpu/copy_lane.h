@@ -48,7 +48,6 @@ class CopyLane {
   const How how_;
   const std::optional<c10::cuda::CUDAStream> side_stream_;  // unless kOnCurrentStream
   const std::shared_ptr<GpuTimes> times_;
-  CudaEventPool& events_;
 
   Mutex mutex_;                                              // held while copies are queued
   std::shared_ptr<CopyBatch> batch_ EBB_GUARDED_BY(mutex_);  // the last one, for small copies to join
