@@ -6,7 +6,13 @@
 
 namespace ebb {
 
-void AlignedMemoryDeleter::operator()(std::byte* memory) const noexcept { ::munmap(memory, mapped_bytes); }
+// The system refuses to unmap where that would split a mapping and the process has as many mappings as it may have; the
+// pages then go back all the same, and their addresses are lost.
+void AlignedMemoryDeleter::operator()(std::byte* memory) const noexcept {
+  if (::munmap(memory, mapped_bytes) != 0) {
+    static_cast<void>(::madvise(memory, mapped_bytes, MADV_DONTNEED));
+  }
+}
 
 AlignedMemory map_pages(std::size_t bytes) noexcept {
   const std::size_t whole_pages = round_up_to_page(bytes);

@@ -1,15 +1,13 @@
 #include "streams/disk/mmap_allocator.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include <c10/core/CPUAllocator.h>
-
-#include "streams/base/aligned_memory.h"
 
 // LibTorch's flags, by which its own CPU allocator fills what it hands out (c10/core/impl/alloc_cpu.cpp).
 C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
@@ -22,13 +20,7 @@ constexpr std::size_t kMostBytes = std::numeric_limits<std::ptrdiff_t>::max();  
 
 bool is_to_be_filled() { return FLAGS_caffe2_cpu_allocator_do_zero_fill || FLAGS_caffe2_cpu_allocator_do_junk_fill; }
 
-// Unmaps. The system refuses where unmapping would split a mapping and the process has as many mappings as it may have;
-// the pages then go back all the same, and their addresses are lost.
-void unmap_pages(void* data, std::size_t bytes) {
-  if (::munmap(data, bytes) != 0) {
-    static_cast<void>(::madvise(data, bytes, MADV_DONTNEED));
-  }
-}
+std::size_t bytes_of(const AlignedMemory& block) { return block.get_deleter().mapped_bytes; }
 
 }  // namespace
 
@@ -71,102 +63,83 @@ void MmapAllocator::copy_data(void* to, const void* from, std::size_t bytes) con
 // Most blocks of the inner allocator do not start on a page, and are recognized without the lock.
 void MmapAllocator::release(void* data) {
   MmapAllocator& allocator = instance();
-  const auto block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : std::nullopt;
-  if (!block) {
+  AlignedMemory block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : nullptr;
+  if (block == nullptr) {
     allocator.inner_.raw_deallocate(data);
     return;
   }
   c10::profiledCPUMemoryReporter().Delete(data);  // before the address can be used again
-  allocator.cache(*block);
+  allocator.cache(std::move(block));
 }
 
 // Null where the system maps no more, even after all cached blocks are unmapped.
 void* MmapAllocator::map(std::size_t bytes) {
-  void* data = take_cached(bytes);
-  if (data == nullptr) {
-    data = map_pages(bytes).release();
+  AlignedMemory block = take_cached(bytes);
+  if (block == nullptr) {
+    block = map_pages(bytes);
   }
-  if (data == nullptr) {
+  if (block == nullptr) {
     while (unmap_oldest()) {
     }
-    data = map_pages(bytes).release();
+    block = map_pages(bytes);
   }
-  if (data == nullptr) {
+  if (block == nullptr) {
     return nullptr;
   }
+  void* const data = block.get();
   const MutexLock lock(mutex_);
-  try {
-    in_use_.emplace(data, bytes);
-  } catch (...) {
-    unmap_pages(data, bytes);
-    throw;
-  }
+  in_use_.emplace(data, std::move(block));
   bytes_.in_use += bytes;
   return data;
 }
 
 // The block of this size that was freed last: its pages are the likeliest to be in the processor's caches.
-void* MmapAllocator::take_cached(std::size_t bytes) {
+AlignedMemory MmapAllocator::take_cached(std::size_t bytes) {
   const MutexLock lock(mutex_);
-  const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const Block& b) { return b.bytes == bytes; });
+  const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const auto& b) { return bytes_of(b) == bytes; });
   if (found == cached_.rend()) {
     return nullptr;
   }
-  void* const data = found->data;
+  AlignedMemory block = std::move(*found);
   cached_.erase(std::next(found).base());
   bytes_.cached -= bytes;
-  return data;
-}
-
-std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
-  const MutexLock lock(mutex_);
-  const auto found = in_use_.find(data);
-  if (found == in_use_.end()) {
-    return std::nullopt;
-  }
-  const Block block{data, found->second};
-  in_use_.erase(found);
-  bytes_.in_use -= block.bytes;
   return block;
 }
 
+AlignedMemory MmapAllocator::remove_in_use(void* data) {
+  const MutexLock lock(mutex_);
+  auto found = in_use_.extract(data);
+  if (found.empty()) {
+    return nullptr;
+  }
+  bytes_.in_use -= bytes_of(found.mapped());
+  return std::move(found.mapped());
+}
+
 // Makes room for the block by unmapping what was freed before it, and unmaps the block itself where it is too large.
-void MmapAllocator::cache(Block block) {
-  const auto fits = [this, &block]() EBB_REQUIRES(mutex_) {
-    return cached_.size() < kCacheBlocks &&
-           bytes_.cached + block.bytes <= std::max(kCacheBytes, bytes_.in_use / kCachePart);
-  };
-  while (true) {
-    {
-      const MutexLock lock(mutex_);
-      if (fits()) {
-        cached_.push_back(block);
-        bytes_.cached += block.bytes;
-        return;
-      }
-    }
-    if (!unmap_oldest()) {
-      unmap_pages(block.data, block.bytes);
+void MmapAllocator::cache(AlignedMemory block) {
+  do {
+    const MutexLock lock(mutex_);
+    const std::uint64_t cached = bytes_.cached + bytes_of(block);
+    if (cached_.size() < kCacheBlocks && cached <= std::max(kCacheBytes, bytes_.in_use / kCachePart)) {
+      cached_.push_back(std::move(block));
+      bytes_.cached = cached;
       return;
     }
-  }
+  } while (unmap_oldest());
 }
 
 // Unmaps the block that was freed first, if there is one. Outside of the lock: for a large block the kernel takes
 // milliseconds.
 bool MmapAllocator::unmap_oldest() {
-  Block oldest;
-  {
-    const MutexLock lock(mutex_);
-    if (cached_.empty()) {
-      return false;
-    }
-    oldest = cached_.front();
+  AlignedMemory oldest;
+  const MutexLock lock(mutex_);
+  if (!cached_.empty()) {
+    oldest = std::move(cached_.front());
     cached_.erase(cached_.begin());
-    bytes_.cached -= oldest.bytes;
+    bytes_.cached -= bytes_of(oldest);
   }
-  unmap_pages(oldest.data, oldest.bytes);
-  return true;
+  return oldest != nullptr;
 }
 
 MmapAllocator::Bytes MmapAllocator::bytes() const {
