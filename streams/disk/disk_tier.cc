@@ -14,8 +14,6 @@ namespace ebb {
 
 namespace {
 
-void delete_data_ptr(void* context) { delete static_cast<c10::DataPtr*>(context); }
-
 c10::DataPtr cpu_memory(std::size_t bytes) {
   try {
     return c10::GetCPUAllocator()->allocate(bytes);
@@ -88,7 +86,8 @@ c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));
   const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
   auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
-  return {start, whole.release(), &delete_data_ptr, device()};
+  const auto free = [](void* context) { delete static_cast<c10::DataPtr*>(context); };
+  return {start, whole.release(), free, device()};
 }
 
 Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {

@@ -94,7 +94,8 @@ void CopyBatch::queue_copies() const {
     return;
   }
   if (before != nullptr) {
-    times_->add(track_of(kind_), open_->bytes, std::move(before), done_);
+    const auto track = kind_ == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane;
+    times_->add(track, open_->bytes, std::move(before), done_);
   }
 }
 

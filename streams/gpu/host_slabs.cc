@@ -55,12 +55,11 @@ HostSlabs::~HostSlabs() {
   if (slabs_.empty()) {
     return;
   }
-  bool alive = true;
+  bool alive = false;
   try {
     const c10::cuda::CUDAGuard device(device_);
     alive = !in_force(WaitPoint::kSlabEnd) || cudaDeviceSynchronize() == cudaSuccess;
   } catch (...) {
-    alive = false;
   }
   for (Slab& slab : slabs_) {
     if (!alive || (pinned_ && cudaHostUnregister(slab.data) != cudaSuccess)) {
