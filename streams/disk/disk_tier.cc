@@ -70,9 +70,8 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
 c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
-  if (bytes < MmapAllocator::kLeastBytes) {  // a page more would be much for so few bytes, and a copy out of a bounce
-                                             // buffer is little
-    return cpu_memory(bytes);
+  if (bytes < MmapAllocator::kLeastBytes) {
+    return cpu_memory(bytes);  // a page more would be much, and a copy out of a bounce buffer is little
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
   if (memory_is_aligned_) {

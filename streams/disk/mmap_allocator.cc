@@ -96,7 +96,8 @@ void* MmapAllocator::map(std::size_t bytes) {
 // The block of this size that was freed last: its pages are the likeliest to be in the processor's caches.
 AlignedMemory MmapAllocator::take_cached(std::size_t bytes) {
   const MutexLock lock(mutex_);
-  const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const auto& b) { return bytes_of(b) == bytes; });
+  const auto found =
+      std::find_if(cached_.rbegin(), cached_.rend(), [&](const auto& b) { return bytes_of(b) == bytes; });
   if (found == cached_.rend()) {
     return nullptr;
   }

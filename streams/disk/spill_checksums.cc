@@ -22,8 +22,7 @@ void SpillChecksums::add(std::uint64_t offset, std::size_t bytes, std::uint64_t 
 std::optional<std::uint64_t> SpillChecksums::find(std::uint64_t offset, std::size_t bytes) const {
   const MutexLock lock(mutex_);
   const auto piece = pieces_.find(offset);
-  return piece != pieces_.end() && piece->second.bytes == bytes ? std::optional(piece->second.checksum)
-                                                                       : std::nullopt;
+  return piece != pieces_.end() && piece->second.bytes == bytes ? std::optional(piece->second.checksum) : std::nullopt;
 }
 
 std::size_t SpillChecksums::size() const {

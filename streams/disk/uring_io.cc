@@ -76,14 +76,6 @@ bool UringIo::start_one() {
 
 // Moves the bytes that the slot has left: by the ring, or on this thread where the ring refuses the submission.
 void UringIo::issue(IoSlot& slot) {
-  if (submit(slot)) {
-    ++busy_;
-  } else {
-    slot.finish_blocking();
-  }
-}
-
-bool UringIo::submit(IoSlot& slot) {
   // A refused entry is still in the queue, alone, and is written anew: the kernel reads entries only during the
   // submission.
   if (entry_ == nullptr) {
@@ -101,18 +93,17 @@ bool UringIo::submit(IoSlot& slot) {
   // thread costs more.
   constexpr unsigned kLong = 256 << 10;
   ::io_uring_sqe_set_flags(entry_, bytes >= kLong ? IOSQE_ASYNC : 0);
-  int result = -EAGAIN;
   if (!fails(FaultPoint::kUringSubmission)) {
-    do {
-      result = ::io_uring_submit(ring_.get());
-    } while (result == -EINTR);
+    while (::io_uring_submit(ring_.get()) == -EINTR) {
+    }
   }
-  // `result` does not count, but whether the kernel took the entry.
+  // The result does not count, but whether the kernel took the entry.
   if (::io_uring_sq_ready(ring_.get()) > 0) {
-    return false;
+    slot.finish_blocking();
+    return;
   }
   entry_ = nullptr;
-  return true;
+  ++busy_;
 }
 
 // The next completion. Where the kernel refuses to wait, polls the ring: chunks in flight still use their memory, and

@@ -47,7 +47,6 @@ class UringIo {
   void start_chunks();
   bool start_one();
   void issue(IoSlot& slot);
-  [[nodiscard]] bool submit(IoSlot& slot);
   [[nodiscard]] io_uring_cqe* wait();
   void finish_arrived();
 

@@ -9,11 +9,6 @@
 #include "streams/base/fault_point.h"
 
 namespace ebb {
-namespace {
-
-constexpr std::uint64_t kFullBytes = std::uint64_t{1} << 20;
-
-}  // namespace
 
 CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies,
                      std::span<const c10::Stream> streams, std::shared_ptr<GpuTimes> times)
@@ -45,7 +40,7 @@ bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, 
   copies.from.push_back(from);
   copies.sizes.push_back(bytes);
   copies.bytes += bytes;
-  if (copies.bytes >= kFullBytes || copies.sizes.size() == most_copies_) {
+  if (copies.bytes >= kMostBytes || copies.sizes.size() == most_copies_) {
     queue_locked();
   }
   return true;

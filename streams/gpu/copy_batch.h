@@ -35,6 +35,7 @@ class CopyBatch final : public Completion {
  public:
   static constexpr std::size_t kLargestCopy = std::size_t{256} << 10;  // larger ones are queued by themselves
   static constexpr std::size_t kMostCopies = 128;
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;  // a batch with so many is queued
 
   // A batch on the stream `lane` of up to `copies` copies, all behind `streams`. More than one copy needs pinned
   // memory, and a lane that is not CUDA's default stream.
@@ -81,7 +82,7 @@ class CopyBatch final : public Completion {
 
   mutable Mutex mutex_;
   mutable std::unique_ptr<Copies> open_ EBB_GUARDED_BY(mutex_);  // null once they are queued
-  mutable std::atomic<bool> is_queued_{false};     // from then on the two members below are fixed
+  mutable std::atomic<bool> is_queued_{false};                   // from then on the two members below are fixed
   mutable std::shared_ptr<const CudaEvent> done_;  // null before, and if the point is reached or the copies have failed
   mutable std::exception_ptr error_;               // null unless the copies could not be queued
 };

@@ -38,8 +38,7 @@ Ticket CopyLane::copy(void* to, const void* from, std::size_t bytes, const After
     return batch_;
   }
   close_batch();
-  const c10::cuda::CUDAStream stream =
-      side_stream_ ? *side_stream_ : c10::cuda::getCurrentCUDAStream(device_.index());
+  const c10::cuda::CUDAStream stream = side_stream_ ? *side_stream_ : c10::cuda::getCurrentCUDAStream(device_.index());
   auto batch = std::make_shared<CopyBatch>(stream, kind_, is_batched ? CopyBatch::kMostCopies : 1, streams, times_);
   static_cast<void>(batch->add(to, from, bytes, events, streams));
   if (is_batched) {
