@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/disk/disk_tier.h"
 #include "streams/disk/io_job.h"
 #include "streams/disk/spill_file.h"

@@ -9,7 +9,7 @@
 
 #include "bench/common/device_buffer.h"
 #include "bench/link/raw_link.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/gpu/pinned_tier.h"
 
 namespace ebb {

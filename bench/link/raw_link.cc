@@ -131,12 +131,12 @@ RawLink::RawLink(c10::Device device, bool pinned)
       in_{cudaMemcpyHostToDevice, new_stream(device), {device, kMostBytes}, take_host_memory()} {}
 
 std::byte* RawLink::take_host_memory() {
-  const auto range = slabs_.grow(kMostBytes);
-  if (!range) {
+  const auto address = slabs_.grow(kMostBytes);
+  if (!address) {
     throw std::runtime_error("the system has no " + human_bytes(kMostBytes) + " more of " +
                              (pinned_ ? "pinned" : "pageable") + " host memory");
   }
-  return reinterpret_cast<std::byte*>(range->address);
+  return reinterpret_cast<std::byte*>(*address);
 }
 
 std::size_t RawLink::copies(std::size_t bytes) const {

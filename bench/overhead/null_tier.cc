@@ -1,5 +1,7 @@
 #include "bench/overhead/null_tier.h"
 
+#include <utility>
+
 #include <c10/core/CPUAllocator.h>
 
 namespace ebb {
@@ -7,11 +9,7 @@ namespace {
 
 class Addresses final : public Backing {
  public:
-  std::optional<Range> grow(std::size_t bytes) override {
-    const Range range{next_, bytes};
-    next_ += bytes;
-    return range;
-  }
+  std::optional<std::uint64_t> grow(std::size_t bytes) override { return std::exchange(next_, next_ + bytes); }
 
  private:
   std::uint64_t next_ = BlockPool::kAlignment;

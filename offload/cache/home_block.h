@@ -5,7 +5,7 @@
 
 #include <c10/core/Stream.h>
 
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/ticket.h"
 #include "streams/base/tier.h"
 

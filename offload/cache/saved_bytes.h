@@ -15,7 +15,7 @@
 #include "offload/cache/recipe.h"
 #include "offload/cache/residency.h"
 #include "offload/cache/stash.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 
 namespace ebb {
 

@@ -17,7 +17,7 @@
 #include "offload/cache/home_block.h"
 #include "offload/cache/residency.h"
 #include "offload/cache/stash.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/mutex.h"
 #include "streams/base/ticket.h"
 #include "streams/base/tier.h"

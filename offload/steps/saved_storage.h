@@ -14,7 +14,7 @@
 #include "offload/cache/saved_bytes.h"
 #include "offload/steps/eviction_queue.h"
 #include "offload/steps/saved_step.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {

@@ -7,7 +7,7 @@
 namespace ebb {
 
 // A page: the unit of direct I/O here. Offsets and sizes in the spill file are whole pages, and memory that starts on a
-// page suits every file system. A page divides BlockPool::kAlignment (asserted in disk_tier.cc).
+// page suits every file system.
 inline constexpr std::size_t kPageBytes = 4096;
 
 [[nodiscard]] constexpr std::size_t round_up_to_page(std::size_t bytes) {
@@ -25,7 +25,10 @@ struct AlignedMemoryDeleter {
 
 using AlignedMemory = std::unique_ptr<std::byte[], AlignedMemoryDeleter>;
 
-// Memory that starts on a page and covers whole pages. Throws std::bad_alloc.
+// Memory that starts on a page and covers whole pages: a mapping of its own, all zeros. Null where the system refuses.
+[[nodiscard]] AlignedMemory map_pages(std::size_t bytes) noexcept;
+
+// The same, for bytes on their way. Throws std::bad_alloc.
 //
 // Note [Core dumps]
 // The system leaves this memory out of core dumps (MADV_DONTDUMP, best effort), so that bytes on their way to or from a

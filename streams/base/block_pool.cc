@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 namespace ebb {
 
 namespace {
@@ -12,23 +14,39 @@ namespace {
 constexpr std::uint64_t kLeastGrowthBytes = 64ull << 20;
 constexpr std::uint64_t kMostGrowthBytes = 1ull << 30;
 
-std::size_t round_down(std::uint64_t bytes) { return bytes / BlockPool::kAlignment * BlockPool::kAlignment; }
-
-std::size_t round_up(std::size_t bytes) { return round_down(bytes + (BlockPool::kAlignment - 1)); }
-
 }  // namespace
+
+Block::~Block() {
+  if (pool_ != nullptr) {
+    pool_->release(address_, size_, std::move(gates_));
+  }
+}
+
+void* Block::data() const {
+  TORCH_INTERNAL_ASSERT(pool_->backing_->is_memory());
+  return reinterpret_cast<void*>(address_);
+}
+
+void Block::prepare_gate() {
+  std::erase_if(gates_, is_done);  // or a graph that is used repeatedly would gather a ticket for each use
+  gates_.reserve(std::max<std::size_t>(2, gates_.size() + 1));  // the copy out and the copy in, usually
+}
+
+void Block::gate(WaitPoint why, Ticket ticket) {
+  prepare_gate();
+  if (ticket != nullptr && in_force(why) && std::find(gates_.begin(), gates_.end(), ticket) == gates_.end()) {
+    gates_.push_back(std::move(ticket));
+  }
+}
 
 BlockPool::BlockPool(std::unique_ptr<Backing> backing, std::optional<std::uint64_t> capacity_bytes)
     : capacity_bytes_(capacity_bytes), backing_(backing.release()) {}
 
 BlockPool::~BlockPool() {
-  if (process_.forked()) {  // whoever would finish that work is not in this process
+  if (process_.forked() || !in_force(WaitPoint::kPoolEnd)) {  // whoever would finish the work is not in a forked child
     return;
   }
   for (const Ticket& gate : free_.gates()) {
-    if (!in_force(WaitPoint::kPoolEnd)) {
-      break;
-    }
     try {
       gate->synchronize();
     } catch (...) {
@@ -45,27 +63,14 @@ std::optional<Block> BlockPool::try_acquire(std::size_t bytes) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) {
     return std::nullopt;
   }
-  if (std::optional<Block> block = try_lease(bytes)) {
-    return block;
+  std::optional<Block> block = try_lease(bytes);
+  if (!block) {
+    // Another thread may have grown the pool meanwhile, and another one may lease what this thread has got.
+    const MutexLock growing(growth_mutex_);
+    while (!(block = try_lease(bytes)) && grow(round_up_to_page(bytes))) {
+    }
   }
-  const MutexLock growing(growth_mutex_);
-  if (std::optional<Block> block = try_lease(bytes)) {  // another thread grew the pool, or gave something back
-    return block;
-  }
-  const std::optional<Backing::Range> grown = grow(round_up(bytes));
-  if (!grown) {
-    return std::nullopt;
-  }
-  std::optional<RangeAllocator::Range> range;
-  {
-    // In one locked region, so that no other thread takes the new bytes before this one.
-    const MutexLock lock(mutex_);
-    free_.add(grown->address, grown->bytes, {});
-    stats_.capacity_bytes += grown->bytes;
-    ++stats_.growths;
-    range = take(round_up(bytes));
-  }
-  return make_block(*std::move(range), bytes);
+  return block;
 }
 
 PoolStats BlockPool::stats() const {
@@ -77,82 +82,62 @@ void BlockPool::release(std::uint64_t address, std::size_t bytes, std::vector<Ti
   if (process_.forked()) {
     return;
   }
-  const std::size_t rounded = round_up(bytes);
+  const std::size_t whole_pages = round_up_to_page(bytes);
   std::erase_if(gates, is_done);  // outside the lock: asking may call the driver
   if (!in_force(WaitPoint::kPoolGates)) {
     gates.clear();
   }
   if (gates.empty()) {
-    backing_->discard({address, rounded});
+    backing_->discard(address, whole_pages);
   }
   const MutexLock lock(mutex_);
-  free_.add(address, rounded, std::move(gates));
-  stats_.now_bytes -= rounded;
+  free_.add(address, whole_pages, std::move(gates));
+  stats_.now_bytes -= whole_pages;
 }
 
 std::optional<Block> BlockPool::try_lease(std::size_t bytes) {
+  const std::size_t whole_pages = round_up_to_page(bytes);
   std::optional<RangeAllocator::Range> range;
   {
     const MutexLock lock(mutex_);
-    range = take(round_up(bytes));
-  }
-  if (!range) {
-    return std::nullopt;
-  }
-  return make_block(*std::move(range), bytes);
-}
-
-// The range that is returned has at least `rounded` bytes and fits under the capacity.
-std::optional<Backing::Range> BlockPool::grow(std::size_t rounded) {
-  const std::uint64_t capacity = stats().capacity_bytes;
-  const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());
-  const std::uint64_t room = round_down(limit - std::min(limit, capacity));
-  const std::uint64_t wanted = std::clamp(capacity / 16, kLeastGrowthBytes, kMostGrowthBytes);
-  const std::uint64_t requests = std::min((wanted - 1) / rounded + 1, room / rounded);
-  if (requests == 0) {
-    return std::nullopt;
-  }
-  std::optional<Backing::Range> grown = ask_backing(requests * rounded);
-  if (!grown && requests > 1) {
-    grown = ask_backing(rounded);
-  }
-  if (grown) {
-    grown->bytes = round_down(std::min<std::uint64_t>(grown->bytes, room));
-  }
-  return grown;
-}
-
-// Note [Refusals are remembered]
-std::optional<Backing::Range> BlockPool::ask_backing(std::size_t bytes) {
-  const auto now = std::chrono::steady_clock::now();
-  if (refused_bytes_ && now - refused_at_ >= kRefusalLasts) {
-    refused_bytes_.reset();
-  }
-  if (refused_bytes_ && bytes >= *refused_bytes_) {
-    return std::nullopt;
-  }
-  std::optional<Backing::Range> grown = backing_->grow(bytes);
-  if (!grown) {
-    refused_bytes_ = bytes;
-    refused_at_ = std::chrono::steady_clock::now();
-    const MutexLock lock(mutex_);
-    ++stats_.refusals;
-  }
-  return grown;
-}
-
-std::optional<RangeAllocator::Range> BlockPool::take(std::size_t rounded) {
-  std::optional<RangeAllocator::Range> range = free_.take(rounded);
-  if (range) {
-    stats_.now_bytes += rounded;
+    range = free_.take(whole_pages);
+    if (!range) {
+      return std::nullopt;
+    }
+    stats_.now_bytes += whole_pages;
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.now_bytes);
   }
-  return range;
+  std::erase_if(range->gates, is_done);  // outside the lock: asking may call the driver
+  return Block(shared_from_this(), range->address, bytes, std::move(range->gates));
 }
 
-Block BlockPool::make_block(RangeAllocator::Range range, std::size_t bytes) {
-  std::erase_if(range.gates, is_done);  // outside the lock: asking may call the driver
-  return Block(shared_from_this(), range.address, bytes, std::move(range.gates));
+// Adds at least `whole_pages` to what is free, within the capacity; false where there are no more.
+bool BlockPool::grow(std::size_t whole_pages) {
+  const std::uint64_t capacity = stats().capacity_bytes;
+  const std::uint64_t limit = capacity_bytes_.value_or(std::numeric_limits<std::uint64_t>::max());
+  const std::uint64_t wanted = std::clamp(capacity / 16, kLeastGrowthBytes, kMostGrowthBytes);
+  const std::uint64_t requests = std::min((wanted - 1) / whole_pages + 1, (limit - capacity) / whole_pages);
+  return requests > 0 && (grow_by(requests * whole_pages) || (requests > 1 && grow_by(whole_pages)));
+}
+
+bool BlockPool::grow_by(std::size_t bytes) {
+  if (bytes >= refused_bytes_ && std::chrono::steady_clock::now() < refused_until_) {
+    return false;  // Note [Refusals are remembered]
+  }
+  const std::optional<std::uint64_t> address = backing_->grow(bytes);
+  if (!address) {
+    refused_bytes_ = bytes;
+    refused_until_ = std::chrono::steady_clock::now() + kRefusalLasts;
+  }
+  const MutexLock lock(mutex_);
+  if (!address) {
+    ++stats_.refusals;
+    return false;
+  }
+  free_.add(*address, bytes, {});
+  stats_.capacity_bytes += bytes;
+  ++stats_.growths;
+  return true;
 }
 
 }  // namespace ebb

@@ -6,8 +6,8 @@
 namespace ebb {
 
 // The calls of the library that the system may refuse. Each place asks fails() before such a call, and acts on
-// true as on the system's own refusal, without the call. So tests can have every call fail
-// (test/checked/fault_plan.h).
+// true as on the system's own refusal, without the call; after a read or write of the spill file, and acts as if the
+// call had failed. So tests can have every call fail (test/checked/fault_plan.h).
 enum class FaultPoint : std::uint8_t {
   kPinnedAllocation,  // host memory for blocks: mapping it, and registering it with CUDA
   kDeviceAllocation,  // memory to copy back to
@@ -15,8 +15,8 @@ enum class FaultPoint : std::uint8_t {
   kCopy,              // queueing a copy
   kOpen,              // the spill folder, and the file in it
   kFallocate,         // extending the spill file
-  kPread,             // with io_uring: a read that fails
-  kPwrite,            // with io_uring: a write that fails
+  kPread,
+  kPwrite,
   kUringSubmission,
   kUringWait,
   kThreadStart,

@@ -72,7 +72,6 @@ class EBB_THREAD_SAFETY(capability("mutex")) BasicMutex {
 };
 
 using Mutex = BasicMutex<std::mutex>;
-using RecursiveMutex = BasicMutex<std::recursive_mutex>;
 using SharedMutex = BasicMutex<std::shared_mutex>;
 
 // Holds a mutex from its construction to its end.

@@ -6,9 +6,6 @@ namespace ebb {
 
 constinit std::atomic<std::uint64_t> ProcessMark::forks_{0};
 
-// Runs in the child, before anything else does: only an atomic increment is async-signal-safe enough.
-void ProcessMark::count_fork() noexcept { forks_.fetch_add(1, std::memory_order_relaxed); }
-
 void ProcessMark::refuse(const char* what) {
   TORCH_CHECK(false, "ebb: ", what,
               " was made before fork and cannot be used in the child process: its threads and its CUDA context did not "

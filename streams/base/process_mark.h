@@ -23,9 +23,11 @@ namespace ebb {
 class ProcessMark {
  public:
   ProcessMark() noexcept : made_after_(forks_.load(std::memory_order_relaxed)) {
-    // Registered once a process; a child inherits the handler. Registration fails only where there is no memory for the
-    // entry: forks then go unnoticed.
-    [[maybe_unused]] static const int installed = ::pthread_atfork(nullptr, nullptr, &ProcessMark::count_fork);
+    // Registered once a process; a child inherits the handler, which runs before anything else does: only an atomic
+    // increment is async-signal-safe enough. Registration fails only where there is no memory for the entry: forks then
+    // go unnoticed.
+    [[maybe_unused]] static const int installed =
+        ::pthread_atfork(nullptr, nullptr, [] { forks_.fetch_add(1, std::memory_order_relaxed); });
   }
 
   // Whether this process was forked since the mark was made.
@@ -50,7 +52,6 @@ class ProcessMark {
 
  private:
   [[noreturn]] static void refuse(const char* what);
-  static void count_fork() noexcept;
 
   static std::atomic<std::uint64_t> forks_;  // between the first process and this one
   std::uint64_t made_after_;
@@ -66,7 +67,10 @@ class PerProcess {
   static T& here() {
     T* known = here_;
     if (known == nullptr) {
-      [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, &PerProcess::forget);
+      [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
+        of_parent_ = here_ == nullptr ? of_parent_ : here_.load();
+        here_ = nullptr;
+      });
       auto* const made = new T;
       if (here_.compare_exchange_strong(known, made)) {
         return *made;
@@ -80,11 +84,6 @@ class PerProcess {
   static T* of_parent() { return of_parent_; }
 
  private:
-  static void forget() {
-    of_parent_ = here_ == nullptr ? of_parent_ : here_.load();
-    here_ = nullptr;
-  }
-
   static inline std::atomic<T*> here_{nullptr};
   static inline T* of_parent_ = nullptr;
 };
@@ -126,18 +125,16 @@ struct UnlessForked {
 // An allocator that leaks in a forked child, for std::allocate_shared, which puts an object and its counts into one
 // allocation: Note [Forked children].
 template <typename T>
-struct AllocatorUnlessForked {
-  using value_type = T;  // NOLINT(readability-identifier-naming): the name that the standard wants
+struct AllocatorUnlessForked : std::allocator<T> {
   ProcessMark made_in;
 
   AllocatorUnlessForked() = default;
   template <typename U>
   AllocatorUnlessForked(const AllocatorUnlessForked<U>& other) noexcept : made_in(other.made_in) {}
 
-  T* allocate(std::size_t count) { return std::allocator<T>().allocate(count); }
   void deallocate(T* memory, std::size_t count) noexcept {
     if (!made_in.forked()) {
-      std::allocator<T>().deallocate(memory, count);
+      std::allocator<T>::deallocate(memory, count);
     }
   }
   template <typename U>
@@ -145,10 +142,6 @@ struct AllocatorUnlessForked {
     if (!made_in.forked()) {
       std::destroy_at(object);
     }
-  }
-  template <typename U>
-  bool operator==(const AllocatorUnlessForked<U>& /*other*/) const noexcept {
-    return true;
   }
 };
 

@@ -35,7 +35,6 @@ void RangeAllocator::add(std::uint64_t address, std::size_t bytes, std::vector<T
   } else {
     ranges_.emplace(address, bytes);
     by_size_.emplace(bytes, address);
-    free_bytes_ += bytes;
   }
 }
 
@@ -66,7 +65,6 @@ std::vector<Ticket> RangeAllocator::gates() const {
 
 // Reuses the maps' nodes, so that a pool that leases and takes back for ever allocates nothing.
 void RangeAllocator::change(Ranges::iterator at, std::uint64_t address, std::size_t bytes) noexcept {
-  free_bytes_ += bytes - at->second;
   auto by_size = by_size_.extract({at->second, at->first});
   by_size.value() = {bytes, address};
   by_size_.insert(std::move(by_size));
@@ -77,7 +75,6 @@ void RangeAllocator::change(Ranges::iterator at, std::uint64_t address, std::siz
 }
 
 void RangeAllocator::erase(Ranges::iterator at) {
-  free_bytes_ -= at->second;
   by_size_.erase({at->second, at->first});
   ranges_.erase(at);
 }

@@ -39,8 +39,6 @@ class RangeAllocator {
   // The tickets of all free bytes, each once.
   [[nodiscard]] std::vector<Ticket> gates() const;
 
-  [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
-
  private:
   // A part of a free range that somebody may still be using.
   struct Gated {
@@ -57,7 +55,6 @@ class RangeAllocator {
   Ranges ranges_;
   std::set<std::pair<std::size_t, std::uint64_t>> by_size_;  // (bytes, address) of every range
   std::map<std::uint64_t, Gated> gated_;                     // by first byte; disjoint, each inside one free range
-  std::uint64_t free_bytes_ = 0;
 };
 
 }  // namespace ebb

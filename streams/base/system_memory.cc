@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,24 +12,27 @@
 namespace ebb {
 namespace {
 
-SystemMemory read_machine_memory() {
-  std::ifstream file("/proc/meminfo");
-  SystemMemory memory;
+// The lines of a file that begin with a name and a number. None where the file cannot be read.
+std::map<std::string, std::uint64_t> read_fields(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::map<std::string, std::uint64_t> fields;
   std::string name;
-  std::uint64_t kib = 0;
-  std::string unit;
-  while (file >> name >> kib && std::getline(file, unit)) {
-    if (name == "MemTotal:") {
-      memory.total_bytes = kib * 1024;
-    } else if (name == "MemAvailable:") {
-      memory.available_bytes = kib * 1024;
-    }
+  std::uint64_t number = 0;
+  for (std::string rest; file >> name >> number && std::getline(file, rest);) {
+    fields.emplace(name, number);
   }
-  if (memory.total_bytes == 0 || memory.available_bytes == 0) {
+  return fields;
+}
+
+SystemMemory read_machine_memory() {
+  const auto kib = read_fields("/proc/meminfo");
+  const auto total = kib.find("MemTotal:");
+  const auto available = kib.find("MemAvailable:");
+  if (total == kib.end() || available == kib.end()) {
     constexpr auto kAll = std::numeric_limits<std::uint64_t>::max();
     return {kAll, kAll};
   }
-  return memory;
+  return {total->second * 1024, available->second * 1024};
 }
 
 std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
@@ -37,17 +41,17 @@ std::optional<std::uint64_t> read_number(const std::filesystem::path& path) {
   return file >> number ? std::optional(number) : std::nullopt;  // "max" is no number: no limit
 }
 
-// The group's page cache that the kernel drops when memory is wanted.
-std::uint64_t read_inactive_file_bytes(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string name;
-  std::uint64_t bytes = 0;
-  while (file >> name >> bytes) {
-    if (name == "inactive_file" || name == "total_inactive_file") {
-      return bytes;
-    }
+SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
+  std::error_code unreadable;  // an unreadable file counts as absent
+  const bool version_2 = std::filesystem::exists(folder / "memory.max", unreadable);
+  const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
+  const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
+  if (!limit || !used || *limit >= otherwise.total_bytes) {
+    return otherwise;
   }
-  return 0;
+  const std::uint64_t cache = read_fields(folder / "memory.stat")["inactive_file"];  // what the kernel drops when asked
+  const std::uint64_t wanted = *used - std::min(*used, cache);
+  return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
 }
 
 // This process's group below the root of the hierarchy that has this controller; version 2 has one, and names none.
@@ -64,18 +68,6 @@ std::filesystem::path own_group(std::string_view controller) {
 }
 
 }  // namespace
-
-SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise) {
-  std::error_code unreadable;  // an unreadable file counts as absent
-  const bool version_2 = std::filesystem::exists(folder / "memory.max", unreadable);
-  const auto limit = read_number(folder / (version_2 ? "memory.max" : "memory.limit_in_bytes"));
-  const auto used = read_number(folder / (version_2 ? "memory.current" : "memory.usage_in_bytes"));
-  if (!limit || !used || *limit >= otherwise.total_bytes) {
-    return otherwise;
-  }
-  const std::uint64_t wanted = *used - std::min(*used, read_inactive_file_bytes(folder / "memory.stat"));
-  return {*limit, std::min(otherwise.available_bytes, *limit - std::min(*limit, wanted))};
-}
 
 SystemMemory within_control_groups(std::filesystem::path root, const std::filesystem::path& group,
                                    const SystemMemory& otherwise) {

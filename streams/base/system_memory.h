@@ -19,11 +19,9 @@ SystemMemory read_system_memory();
 // What takes host memory by the gigabyte asks first: the kernel ends a process that leaves none.
 bool leaves_a_reserve(std::uint64_t bytes);
 
-// The limit of the control group whose files lie in `folder`, of version 2 or 1, and the part that is left (page cache
-// that the kernel would drop counts as left). `otherwise` where there is no limit, or a limit above `otherwise`'s.
-SystemMemory within_control_group(const std::filesystem::path& folder, const SystemMemory& otherwise);
-
-// The same of `root` and of each group on the way to `group`, a path below it.
+// The least limit of the control groups whose files, of version 2 or 1, lie in `root` and in each folder on the way to
+// `group`, a path below it, and the part that is left (page cache that the kernel would drop counts as left).
+// `otherwise` where there is no limit, or none below `otherwise`'s.
 SystemMemory within_control_groups(std::filesystem::path root, const std::filesystem::path& group,
                                    const SystemMemory& otherwise);
 

@@ -1,7 +1,6 @@
 #include "streams/base/tier.h"
 
 #include <chrono>
-#include <utility>
 
 #include "streams/base/fault_point.h"
 
@@ -34,15 +33,13 @@ double Tier::ms_between(const Ticket& earlier, const Ticket& later) const {
 void Tier::wait_or_block(WaitPoint why, c10::Stream stream, const Ticket& ticket) noexcept {
   try {
     wait(why, stream, ticket);
-    return;
-  } catch (...) {
-    // Here the work before the ticket has failed, and is over, or the wait could not be queued.
-  }
-  try {
-    if (ticket != nullptr) {
-      ticket->synchronize();
+  } catch (...) {  // the work before the ticket has failed, and is over, or the wait could not be queued
+    try {
+      if (ticket != nullptr) {
+        ticket->synchronize();
+      }
+    } catch (...) {
     }
-  } catch (...) {
   }
 }
 

@@ -10,19 +10,11 @@
 #include <c10/core/Stream.h>
 
 #include "streams/base/after.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/ticket.h"
 #include "streams/base/wait_point.h"
 
 namespace ebb {
-
-struct PoolStats {
-  std::uint64_t now_bytes = 0;       // leased
-  std::uint64_t peak_bytes = 0;      // the most that was ever leased
-  std::uint64_t capacity_bytes = 0;  // held by the pool: pinned, allocated, or reserved in the file
-  std::uint64_t growths = 0;         // how often the pool asked the system for more and got it
-  std::uint64_t refusals = 0;        // how often the pool asked the system for more and got nothing
-};
 
 struct StallStats {
   std::uint64_t count = 0;  // waits that held the compute stream up

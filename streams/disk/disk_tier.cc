@@ -12,11 +12,7 @@
 
 namespace ebb {
 
-static_assert(BlockPool::kAlignment % kPageBytes == 0, "direct I/O needs blocks that start on a page");
-
 namespace {
-
-void delete_data_ptr(void* context) { delete static_cast<c10::DataPtr*>(context); }
 
 c10::DataPtr cpu_memory(std::size_t bytes) {
   try {
@@ -44,8 +40,8 @@ DiskTier::DiskTier(std::unique_ptr<SpillFile> file, std::optional<std::uint64_t>
     : trace_(std::move(trace)),
       file_(file.get()),
       pool_(std::make_shared<BlockPool>(std::move(file), capacity_bytes)),
-      out_(IoQueue::make(engine, *file_, "ebb-out").release()),
-      in_(IoQueue::make(engine, *file_, "ebb-in").release()) {}
+      out_(new IoQueue(engine, *file_, "ebb-out")),
+      in_(new IoQueue(engine, *file_, "ebb-in")) {}
 
 Ticket DiskTier::record(c10::Stream stream) {
   require_cpu(stream);
@@ -74,9 +70,8 @@ void DiskTier::make_wait(c10::Stream stream, const Ticket& ticket) {
 c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   TORCH_CHECK_WITH(OutOfMemoryError, !fails(FaultPoint::kDeviceAllocation), "cannot allocate ", bytes,
                    " bytes of memory to copy back to");
-  if (bytes < MmapAllocator::kLeastBytes) {  // a page more would be much for so few bytes, and a copy out of a bounce
-                                             // buffer is little
-    return cpu_memory(bytes);
+  if (bytes < MmapAllocator::kLeastBytes) {
+    return cpu_memory(bytes);  // a page more would be much, and a copy out of a bounce buffer is little
   }
   const std::size_t whole_pages = round_up_to_page(bytes);
   if (memory_is_aligned_) {
@@ -90,29 +85,27 @@ c10::DataPtr DiskTier::take_memory(std::size_t bytes, c10::Stream /*stream*/) {
   auto whole = std::make_unique<c10::DataPtr>(cpu_memory(whole_pages + kPageBytes));
   const auto address = reinterpret_cast<std::uintptr_t>(whole->get());
   auto* const start = static_cast<std::byte*>(whole->get()) + (round_up_to_page(address) - address);
-  return {start, whole.release(), &delete_data_ptr, device()};
+  const auto free = [](void* context) { delete static_cast<c10::DataPtr*>(context); };
+  return {start, whole.release(), free, device()};
 }
 
-// The calling thread is the compute stream, so the work of the streams in `after` is over.
 Ticket DiskTier::copy_out(const Block& to, const void* from, const After& after) {
-  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", to.size(), " bytes to the spill file");
-  return out_->submit({
-      .kind = IoKind::kWrite,
-      .file_offset = to.address(),
-      .memory = const_cast<void*>(from),  // a write only reads it
-      .bytes = to.size(),
-      .after = {after.tickets().begin(), after.tickets().end()},
-      .trace = trace_.get(),
-  });
+  return copy(*out_, IoKind::kWrite, to, const_cast<void*>(from), after);  // a write only reads the memory
 }
 
 Ticket DiskTier::copy_in(void* to, const Block& from, const After& after) {
-  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", from.size(), " bytes from the spill file");
-  return in_->submit({
-      .kind = IoKind::kRead,
-      .file_offset = from.address(),
-      .memory = to,
-      .bytes = from.size(),
+  return copy(*in_, IoKind::kRead, from, to, after);
+}
+
+// The calling thread is the compute stream, so the work of the streams in `after` is over.
+Ticket DiskTier::copy(IoQueue& lane, IoKind kind, const Block& block, void* memory, const After& after) {
+  TORCH_CHECK(!fails(FaultPoint::kCopy), "cannot queue a copy of ", block.size(), " bytes ",
+              kind == IoKind::kWrite ? "to" : "from", " the spill file");
+  return lane.submit({
+      .kind = kind,
+      .file_offset = block.address(),
+      .memory = memory,
+      .bytes = block.size(),
       .after = {after.tickets().begin(), after.tickets().end()},
       .trace = trace_.get(),
   });

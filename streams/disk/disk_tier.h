@@ -11,7 +11,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-#include "streams/base/block.h"
 #include "streams/base/block_pool.h"
 #include "streams/base/process_mark.h"
 #include "streams/base/tier.h"
@@ -51,6 +50,7 @@ class DiskTier final : public Tier {
   [[nodiscard]] StallStats stall_stats() const override;
 
  private:
+  Ticket copy(IoQueue& lane, IoKind kind, const Block& block, void* memory, const After& after);
   void make_wait(c10::Stream stream, const Ticket& ticket) override;
 
   // Memory of c10's CPU allocator, whichever is installed. From MmapAllocator::kLeastBytes on, the memory starts on a

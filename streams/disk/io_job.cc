@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "streams/base/trace.h"
 #include "streams/base/wait_point.h"
 
 namespace ebb {
@@ -23,7 +22,7 @@ bool IoJob::pass_gates() noexcept {
       }
     } catch (...) {
       if (request_.kind == IoKind::kRead) {  // the bytes to read never arrived in the file
-        completion_->finish(std::current_exception());
+        finish(std::current_exception());
         return false;
       }
     }
@@ -55,7 +54,7 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
     error_ = std::move(error);
   }
   --chunks_left_;
-  if (chunks_left_ > 0 && (in_force(WaitPoint::kDiskLastPart) || completion_->done())) {
+  if (chunks_left_ > 0 && (in_force(WaitPoint::kDiskLastPart) || done())) {
     return;
   }
   if (request_.trace != nullptr) {
@@ -63,7 +62,7 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
     request_.trace->add(out ? "copy out" : "copy in", out ? TraceTrack::kOutLane : TraceTrack::kInLane, begin_,
                         std::chrono::steady_clock::now(), request_.bytes);
   }
-  completion_->finish(error_);
+  finish(error_);
 }
 
 }  // namespace ebb

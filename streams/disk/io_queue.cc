@@ -1,59 +1,71 @@
 #include "streams/disk/io_queue.h"
 
+#include <pthread.h>
+
+#include <cerrno>
+#include <optional>
 #include <system_error>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
 #include "streams/base/aligned_memory.h"
-#include "streams/disk/thread_io.h"
+#include "streams/base/fault_point.h"
 #include "streams/disk/uring_io.h"
 
 namespace ebb {
 
-void IoBacklog::push(std::shared_ptr<IoJob> job) {
-  const MutexLock lock(mutex_);
-  jobs_.push_back(std::move(job));
-  changed_.notify_one();
-}
-
-std::shared_ptr<IoJob> IoBacklog::pop(Wait wait) {
-  const MutexLock lock(mutex_);
-  while (wait == Wait::kYes && !closed_ && jobs_.empty()) {
-    mutex_.wait(changed_);
-  }
-  if (jobs_.empty()) {
-    return nullptr;
-  }
-  std::shared_ptr<IoJob> first = std::move(jobs_.front());
-  jobs_.pop_front();
-  return first;
-}
-
-void IoBacklog::close() noexcept {
-  const MutexLock lock(mutex_);
-  closed_ = true;
-  changed_.notify_all();
-}
-
-std::unique_ptr<IoQueue> IoQueue::make(DiskIo engine, const SpillFile& file, const std::string& thread_name) {
-  if (engine == DiskIo::kThreads) {  // io_uring is not even tried: a sandbox may end the process for the attempt
-    return std::make_unique<ThreadIo>(file, thread_name);
-  }
-  const std::error_code refusal = UringIo::refusal();
-  if (engine == DiskIo::kUring && refusal) {
-    throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
-  }
-  if (!refusal) {
+IoQueue::IoQueue(DiskIo engine, const SpillFile& file, const std::string& thread_name) {
+  if (engine != DiskIo::kThreads) {  // else io_uring is not even tried: a sandbox may end the process for the attempt
+    const std::error_code refusal = UringIo::refusal();
+    if (engine == DiskIo::kUring && refusal) {
+      throw std::system_error(refusal, "io_uring was asked for, but this process may not use it");
+    }
     try {
-      return std::make_unique<UringIo>(file, thread_name);
+      if (!refusal) {
+        uring_ = std::make_unique<UringIo>(file, *this);
+        start_thread(thread_name, [this] { uring_->run(); });
+        return;
+      }
     } catch (const std::system_error&) {  // io_uring is permitted, but the system makes no more rings
       if (engine == DiskIo::kUring) {
         throw;
       }
+      uring_ = nullptr;
     }
   }
-  return std::make_unique<ThreadIo>(file, thread_name);
+  try {
+    constexpr int kThreads = 8;
+    for (int i = 0; i < kThreads; ++i) {
+      start_thread(thread_name, [this, &file] {
+        IoSlot slot(file);
+        while (start_next(slot, Wait::kYes)) {
+          slot.finish_blocking();
+        }
+      });
+    }
+  } catch (...) {  // the system has no more threads: the threads that run must end, so that they can be joined
+    close();
+    throw;
+  }
+}
+
+IoQueue::~IoQueue() { close(); }
+
+void IoQueue::start_thread(const std::string& name, std::function<void()> work) {
+  if (fails(FaultPoint::kThreadStart)) {
+    throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
+  }
+  threads_.emplace_back([name, work = std::move(work)]() noexcept {
+    ::pthread_setname_np(::pthread_self(), name.c_str());
+    work();
+  });
+}
+
+void IoQueue::close() noexcept {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
 }
 
 Ticket IoQueue::submit(IoRequest request) {
@@ -62,9 +74,41 @@ Ticket IoQueue::submit(IoRequest request) {
   TORCH_CHECK(request.file_offset % kPageBytes == 0, "cannot queue a transfer at offset ", request.file_offset,
               " of the spill file: not a multiple of ", kPageBytes, " bytes");
   auto job = std::make_shared<IoJob>(std::move(request));
-  Ticket ticket = job->ticket();
-  backlog_.push(std::move(job));
-  return ticket;
+  const MutexLock lock(mutex_);
+  waiting_.push_back(job);
+  changed_.notify_one();
+  return job;
+}
+
+bool IoQueue::start_next(IoSlot& slot, Wait wait) {
+  std::shared_ptr<IoJob> job;
+  std::optional<IoChunk> chunk;
+  {
+    const MutexLock lock(next_mutex_);
+    while (!chunk.has_value()) {
+      if (current_ == nullptr) {
+        const MutexLock waiting_lock(mutex_);
+        while (wait == Wait::kYes && !closed_ && waiting_.empty()) {
+          mutex_.wait(changed_);
+        }
+        if (waiting_.empty()) {
+          return false;
+        }
+        current_ = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      if (wait == Wait::kNo && !current_->gates_done()) {
+        return false;
+      }
+      job = current_;
+      chunk = job->pass_gates() ? job->next_chunk() : std::nullopt;
+      if (!chunk.has_value()) {
+        current_.reset();
+      }
+    }
+  }
+  slot.start(std::move(job), *chunk);  // outside the lock: it may copy the chunk
+  return true;
 }
 
 }  // namespace ebb

@@ -34,7 +34,7 @@ void IoSlot::prepare_write() {
   std::memcpy(buffer_, chunk_.memory, chunk_.bytes);
   std::memset(buffer_ + chunk_.bytes, 0, buffer_bytes_ - chunk_.bytes);  // no bytes of an earlier chunk on the disk
   checksum_ = ::XXH3_64bits(buffer_, chunk_.bytes);
-  file_->checksums().start_write(chunk_.file_offset, chunk_.bytes);
+  file_->checksums().forget(chunk_.file_offset, chunk_.bytes);
 }
 
 void IoSlot::prepare_read() {
@@ -61,51 +61,52 @@ void IoSlot::use_bounce_buffer() {
 }
 
 void IoSlot::advance(ssize_t result) noexcept {
+  if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
+    result = -EIO;
+  }
   if (result == -EINTR || result == -EAGAIN) {
     return;
   }
-  if (result < 0) {
-    std::exchange(job_, nullptr)->finish_chunk(failure(static_cast<int>(-result)));
-    return;
+  std::exception_ptr error;
+  try {
+    if (result < 0) {
+      fail(static_cast<int>(-result));
+    }
+    auto moved = static_cast<std::size_t>(result);
+    if (file_->direct() && moved < bytes()) {
+      moved -= moved % kPageBytes;  // goes on at a page; where the file ends within a page, no bytes are left
+    }
+    if (moved == 0) {
+      fail(0);
+    }
+    bytes_moved_ += moved;
+    if (bytes_moved_ < buffer_bytes_) {
+      return;
+    }
+    if (chunk_.kind == IoKind::kWrite) {
+      file_->checksums().add(chunk_.file_offset, chunk_.bytes, checksum_);
+    } else {
+      finish_read();
+    }
+  } catch (...) {
+    error = std::current_exception();
   }
-  auto moved = static_cast<std::size_t>(result);
-  if (file_->direct() && moved < bytes()) {
-    moved -= moved % kPageBytes;  // goes on at a page; where the file ends within a page, no bytes are left
-  }
-  if (moved == 0) {
-    std::exchange(job_, nullptr)->finish_chunk(failure(0));
-    return;
-  }
-  bytes_moved_ += moved;
-  if (bytes_moved_ == buffer_bytes_) {
-    const std::exception_ptr error = finish_transfer();
-    std::exchange(job_, nullptr)->finish_chunk(error);
-  }
+  std::exchange(job_, nullptr)->finish_chunk(std::move(error));
 }
 
-// Called when all bytes are in the file, the memory or the bounce buffer.
-std::exception_ptr IoSlot::finish_transfer() {
-  if (chunk_.kind == IoKind::kWrite) {
-    file_->checksums().finish_write(chunk_.file_offset, checksum_);
-    return nullptr;
-  }
+// Called when all bytes are in the memory or the bounce buffer.
+void IoSlot::finish_read() {
   if (::XXH3_64bits(buffer_, chunk_.bytes) != checksum_) {
-    return std::make_exception_ptr(
-        SpillCorrupted(describe(chunk_.file_offset, chunk_.bytes) + ": they are not the bytes that were written"));
+    throw SpillCorrupted(describe(chunk_.file_offset, chunk_.bytes) + ": they are not the bytes that were written");
   }
   if (buffer_ != chunk_.memory) {
     std::memcpy(chunk_.memory, buffer_, chunk_.bytes);
   }
-  return nullptr;
 }
 
 void IoSlot::finish_blocking() noexcept {
   while (busy()) {
     const auto offset = static_cast<off_t>(file_offset());
-    if (fails(chunk_.kind == IoKind::kRead ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-      advance(-EIO);
-      continue;
-    }
     const ssize_t moved = chunk_.kind == IoKind::kRead ? ::pread(file_->fd(), data(), bytes(), offset)
                                                        : ::pwrite(file_->fd(), data(), bytes(), offset);
     advance(moved >= 0 ? moved : -errno);
@@ -114,14 +115,12 @@ void IoSlot::finish_blocking() noexcept {
 
 // `error`: 0 where the system moved no bytes and reported no error, which means that the file is shorter than the
 // leased range.
-std::exception_ptr IoSlot::failure(int error) const {
-  std::string what = describe(file_offset(), bytes());
-  if (error != 0) {
-    return std::make_exception_ptr(std::system_error(error, std::generic_category(), what));
+void IoSlot::fail(int error) const {
+  const std::string what = describe(file_offset(), bytes()) + (error == 0 ? ": the file ends there" : "");
+  if (error == 0 && chunk_.kind == IoKind::kRead) {
+    throw SpillCorrupted(what);
   }
-  what += ": the file ends there";
-  return chunk_.kind == IoKind::kRead ? std::make_exception_ptr(SpillCorrupted(what))
-                                      : std::make_exception_ptr(std::system_error(EIO, std::generic_category(), what));
+  throw std::system_error(error == 0 ? EIO : error, std::generic_category(), what);
 }
 
 std::string IoSlot::describe(std::uint64_t offset, std::size_t bytes) const {

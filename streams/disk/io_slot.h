@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <string>
 
@@ -61,8 +60,8 @@ class IoSlot {
   void prepare_write();
   void prepare_read();
   void use_bounce_buffer();
-  [[nodiscard]] std::exception_ptr finish_transfer();
-  [[nodiscard]] std::exception_ptr failure(int error) const;
+  void finish_read();
+  [[noreturn]] void fail(int error) const;
   [[nodiscard]] std::string describe(std::uint64_t offset, std::size_t bytes) const;
 
   const SpillFile* file_;

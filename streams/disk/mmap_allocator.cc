@@ -1,15 +1,13 @@
 #include "streams/disk/mmap_allocator.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include <c10/core/CPUAllocator.h>
-
-#include "streams/base/aligned_memory.h"
 
 // LibTorch's flags, by which its own CPU allocator fills what it hands out (c10/core/impl/alloc_cpu.cpp).
 C10_DECLARE_bool(caffe2_cpu_allocator_do_zero_fill);
@@ -20,20 +18,9 @@ namespace {
 
 constexpr std::size_t kMostBytes = std::numeric_limits<std::ptrdiff_t>::max();  // more cannot be rounded up, nor mapped
 
-void* map_pages(std::size_t bytes) {
-  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return data == MAP_FAILED ? nullptr : data;
-}
-
 bool is_to_be_filled() { return FLAGS_caffe2_cpu_allocator_do_zero_fill || FLAGS_caffe2_cpu_allocator_do_junk_fill; }
 
-// Unmaps. The system refuses where unmapping would split a mapping and the process has as many mappings as it may have;
-// the pages then go back all the same, and their addresses are lost.
-void unmap_pages(void* data, std::size_t bytes) {
-  if (::munmap(data, bytes) != 0) {
-    static_cast<void>(::madvise(data, bytes, MADV_DONTNEED));
-  }
-}
+std::size_t bytes_of(const AlignedMemory& block) { return block.get_deleter().mapped_bytes; }
 
 }  // namespace
 
@@ -41,17 +28,15 @@ MmapAllocator::MmapAllocator() : inner_(*c10::GetDefaultCPUAllocator()) {
   cached_.reserve(kCacheBlocks);  // so that freeing a block cannot fail
   // A fork while another thread holds the lock would leave the child's lock locked for ever. malloc guards its own
   // locks in the same way.
-  static_cast<void>(::pthread_atfork(&lock_before_fork, &unlock_after_fork, &unlock_after_fork));
+  constexpr auto lock = []() EBB_ACQUIRE(instance().mutex_) { instance().mutex_.lock(); };
+  constexpr auto unlock = []() EBB_RELEASE(instance().mutex_) { instance().mutex_.unlock(); };
+  static_cast<void>(::pthread_atfork(lock, unlock, unlock));
 }
 
 MmapAllocator& MmapAllocator::instance() {
   static auto* const allocator = new MmapAllocator;
   return *allocator;
 }
-
-void MmapAllocator::lock_before_fork() { instance().mutex_.lock(); }
-
-void MmapAllocator::unlock_after_fork() { instance().mutex_.unlock(); }
 
 bool MmapAllocator::install() {
   if (c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator()) {
@@ -78,111 +63,84 @@ void MmapAllocator::copy_data(void* to, const void* from, std::size_t bytes) con
 // Most blocks of the inner allocator do not start on a page, and are recognized without the lock.
 void MmapAllocator::release(void* data) {
   MmapAllocator& allocator = instance();
-  const auto block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : std::nullopt;
-  if (!block) {
+  AlignedMemory block = is_aligned(data, kPageBytes) ? allocator.remove_in_use(data) : nullptr;
+  if (block == nullptr) {
     allocator.inner_.raw_deallocate(data);
     return;
   }
   c10::profiledCPUMemoryReporter().Delete(data);  // before the address can be used again
-  allocator.cache(*block);
+  allocator.cache(std::move(block));
 }
 
 // Null where the system maps no more, even after all cached blocks are unmapped.
 void* MmapAllocator::map(std::size_t bytes) {
-  void* data = take_cached(bytes);
-  if (data == nullptr) {
-    data = map_pages(bytes);
+  AlignedMemory block = take_cached(bytes);
+  if (block == nullptr) {
+    block = map_pages(bytes);
   }
-  if (data == nullptr) {
-    empty_cache();
-    data = map_pages(bytes);
+  if (block == nullptr) {
+    while (unmap_oldest()) {
+    }
+    block = map_pages(bytes);
   }
-  if (data != nullptr) {
-    add_in_use({data, bytes});
+  if (block == nullptr) {
+    return nullptr;
   }
+  void* const data = block.get();
+  const MutexLock lock(mutex_);
+  in_use_.emplace(data, std::move(block));
+  bytes_.in_use += bytes;
   return data;
 }
 
 // The block of this size that was freed last: its pages are the likeliest to be in the processor's caches.
-void* MmapAllocator::take_cached(std::size_t bytes) {
+AlignedMemory MmapAllocator::take_cached(std::size_t bytes) {
   const MutexLock lock(mutex_);
-  const auto found = std::find_if(cached_.rbegin(), cached_.rend(), [&](const Block& b) { return b.bytes == bytes; });
+  const auto found =
+      std::find_if(cached_.rbegin(), cached_.rend(), [&](const auto& b) { return bytes_of(b) == bytes; });
   if (found == cached_.rend()) {
     return nullptr;
   }
-  void* const data = found->data;
+  AlignedMemory block = std::move(*found);
   cached_.erase(std::next(found).base());
   bytes_.cached -= bytes;
-  return data;
-}
-
-void MmapAllocator::add_in_use(Block block) {
-  const MutexLock lock(mutex_);
-  try {
-    in_use_.emplace(block.data, block.bytes);
-  } catch (...) {
-    unmap_pages(block.data, block.bytes);
-    throw;
-  }
-  bytes_.in_use += block.bytes;
-}
-
-std::optional<MmapAllocator::Block> MmapAllocator::remove_in_use(void* data) {
-  const MutexLock lock(mutex_);
-  const auto found = in_use_.find(data);
-  if (found == in_use_.end()) {
-    return std::nullopt;
-  }
-  const Block block{data, found->second};
-  in_use_.erase(found);
-  bytes_.in_use -= block.bytes;
   return block;
 }
 
-// Blocks are unmapped outside of the lock: for a large one the kernel takes milliseconds.
-void MmapAllocator::cache(Block block) {
-  std::optional<Block> displaced;
-  {
-    const MutexLock lock(mutex_);
-    if (cached_.size() == kCacheBlocks) {
-      displaced = take_oldest();
-    }
-    cached_.push_back(block);
-    bytes_.cached += block.bytes;
-  }
-  if (displaced) {
-    unmap_pages(displaced->data, displaced->bytes);
-  }
-  while (const std::optional<Block> excess = take_excess()) {
-    unmap_pages(excess->data, excess->bytes);
-  }
-}
-
-void MmapAllocator::empty_cache() {
-  while (true) {
-    std::optional<Block> oldest;
-    {
-      const MutexLock lock(mutex_);
-      if (cached_.empty()) {
-        return;
-      }
-      oldest = take_oldest();
-    }
-    unmap_pages(oldest->data, oldest->bytes);
-  }
-}
-
-std::optional<MmapAllocator::Block> MmapAllocator::take_excess() {
+AlignedMemory MmapAllocator::remove_in_use(void* data) {
   const MutexLock lock(mutex_);
-  return bytes_.cached > std::max(kCacheBytes, bytes_.in_use / kCachePart) ? std::optional(take_oldest())
-                                                                           : std::nullopt;
+  auto found = in_use_.extract(data);
+  if (found.empty()) {
+    return nullptr;
+  }
+  bytes_.in_use -= bytes_of(found.mapped());
+  return std::move(found.mapped());
 }
 
-MmapAllocator::Block MmapAllocator::take_oldest() {
-  const Block oldest = cached_.front();
-  cached_.erase(cached_.begin());
-  bytes_.cached -= oldest.bytes;
-  return oldest;
+// Makes room for the block by unmapping what was freed before it, and unmaps the block itself where it is too large.
+void MmapAllocator::cache(AlignedMemory block) {
+  do {
+    const MutexLock lock(mutex_);
+    const std::uint64_t cached = bytes_.cached + bytes_of(block);
+    if (cached_.size() < kCacheBlocks && cached <= std::max(kCacheBytes, bytes_.in_use / kCachePart)) {
+      cached_.push_back(std::move(block));
+      bytes_.cached = cached;
+      return;
+    }
+  } while (unmap_oldest());
+}
+
+// Unmaps the block that was freed first, if there is one. Outside of the lock: for a large block the kernel takes
+// milliseconds.
+bool MmapAllocator::unmap_oldest() {
+  AlignedMemory oldest;
+  const MutexLock lock(mutex_);
+  if (!cached_.empty()) {
+    oldest = std::move(cached_.front());
+    cached_.erase(cached_.begin());
+    bytes_.cached -= bytes_of(oldest);
+  }
+  return oldest != nullptr;
 }
 
 MmapAllocator::Bytes MmapAllocator::bytes() const {

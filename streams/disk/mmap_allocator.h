@@ -2,12 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include <c10/core/Allocator.h>
 
+#include "streams/base/aligned_memory.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
@@ -63,29 +63,19 @@ class MmapAllocator final : public c10::Allocator {
   [[nodiscard]] Bytes bytes() const;
 
  private:
-  struct Block {
-    void* data = nullptr;
-    std::size_t bytes = 0;
-  };
-
   MmapAllocator();
   static void release(void* data);
-  static void lock_before_fork() EBB_ACQUIRE(instance().mutex_);
-  static void unlock_after_fork() EBB_RELEASE(instance().mutex_);
 
   [[nodiscard]] void* map(std::size_t bytes);
-  [[nodiscard]] void* take_cached(std::size_t bytes);
-  void add_in_use(Block block);
-  [[nodiscard]] std::optional<Block> remove_in_use(void* data);
-  void cache(Block block);
-  void empty_cache();
-  [[nodiscard]] std::optional<Block> take_excess();
-  [[nodiscard]] Block take_oldest() EBB_REQUIRES(mutex_);
+  [[nodiscard]] AlignedMemory take_cached(std::size_t bytes);
+  [[nodiscard]] AlignedMemory remove_in_use(void* data);
+  void cache(AlignedMemory block);
+  [[nodiscard]] bool unmap_oldest();
 
   c10::Allocator& inner_;
   mutable Mutex mutex_;
-  std::unordered_map<void*, std::size_t> in_use_ EBB_GUARDED_BY(mutex_);  // sizes by address
-  std::vector<Block> cached_ EBB_GUARDED_BY(mutex_);                      // the one that was freed first is the first
+  std::unordered_map<void*, AlignedMemory> in_use_ EBB_GUARDED_BY(mutex_);  // by address
+  std::vector<AlignedMemory> cached_ EBB_GUARDED_BY(mutex_);                // the one that was freed first is the first
   Bytes bytes_ EBB_GUARDED_BY(mutex_);
 };
 

@@ -4,7 +4,7 @@
 
 namespace ebb {
 
-void SpillChecksums::start_write(std::uint64_t offset, std::size_t bytes) {
+void SpillChecksums::forget(std::uint64_t offset, std::size_t bytes) {
   const MutexLock lock(mutex_);
   auto first = pieces_.lower_bound(offset);
   if (first != pieces_.begin()) {
@@ -12,20 +12,17 @@ void SpillChecksums::start_write(std::uint64_t offset, std::size_t bytes) {
     first = before->first + before->second.bytes > offset ? before : first;
   }
   pieces_.erase(first, pieces_.lower_bound(offset + bytes));
-  pieces_.emplace(offset, Piece{bytes, std::nullopt});
 }
 
-void SpillChecksums::finish_write(std::uint64_t offset, std::uint64_t checksum) noexcept {
+void SpillChecksums::add(std::uint64_t offset, std::size_t bytes, std::uint64_t checksum) {
   const MutexLock lock(mutex_);
-  if (const auto piece = pieces_.find(offset); piece != pieces_.end()) {
-    piece->second.checksum = checksum;
-  }
+  pieces_.insert_or_assign(offset, Piece{bytes, checksum});
 }
 
 std::optional<std::uint64_t> SpillChecksums::find(std::uint64_t offset, std::size_t bytes) const {
   const MutexLock lock(mutex_);
   const auto piece = pieces_.find(offset);
-  return piece != pieces_.end() && piece->second.bytes == bytes ? piece->second.checksum : std::nullopt;
+  return piece != pieces_.end() && piece->second.bytes == bytes ? std::optional(piece->second.checksum) : std::nullopt;
 }
 
 std::size_t SpillChecksums::size() const {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "streams/base/aligned_memory.h"
 #include "streams/base/fault_point.h"
@@ -85,7 +86,7 @@ std::unique_ptr<SpillFile> SpillFile::in_memory() {
   return std::unique_ptr<SpillFile>(new SpillFile(std::filesystem::path("memory"), std::move(file)));
 }
 
-std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
+std::optional<std::uint64_t> SpillFile::grow(std::size_t bytes) {
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - kPageBytes - size_bytes_) {
     return std::nullopt;
   }
@@ -95,9 +96,7 @@ std::optional<Backing::Range> SpillFile::grow(std::size_t bytes) {
   }
   const int error = reserve(fd(), size_bytes_, whole_pages);
   if (error == 0) {
-    const Range range{size_bytes_, whole_pages};
-    size_bytes_ += whole_pages;
-    return range;
+    return std::exchange(size_bytes_, size_bytes_ + whole_pages);
   }
   // A reservation that failed half-way may keep blocks: they go back, because others need the space on a full disk. If
   // the truncation fails, too, nothing is left to do; the next grow takes the same place in the file.

@@ -38,7 +38,7 @@ class SpillFile final : public Backing {
   // that cannot reserve, a full disk fails the write.
   // nullopt when the limit of the disk, the quota or the process's file size limit is reached, and where the file lies
   // in memory, unless leaves_a_reserve() in system_memory.h. Throws std::system_error for anything else.
-  std::optional<Range> grow(std::size_t bytes) override;
+  std::optional<std::uint64_t> grow(std::size_t bytes) override;
 
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }  // "memory": in_memory()'s

@@ -20,20 +20,13 @@ namespace {
 constexpr mode_t kOwnerOnly = 0600;
 constexpr int kTries = 8;  // of random names: even one name that is taken is next to impossible
 
-[[noreturn]] void refuse_folder(int error, const std::filesystem::path& path) {
-  throw std::system_error(error, std::generic_category(), "cannot use the spill folder \"" + path.string() + "\"");
-}
-
-FileDescriptor open_folder(const std::filesystem::path& path) {
+int open_folder(const std::filesystem::path& path) {
   if (fails(FaultPoint::kOpen)) {
-    refuse_folder(EMFILE, path);
+    errno = EMFILE;
+    return -1;
   }
   // O_PATH: a folder that may be written to need not be readable.
-  const int fd = ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) {
-    refuse_folder(errno, path);
-  }
-  return FileDescriptor(fd);
+  return ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
 std::string octal(mode_t mode) {
@@ -51,16 +44,12 @@ std::string random_name() {
 }  // namespace
 
 SpillFolder::SpillFolder(std::filesystem::path path) : path_(std::move(path)), fd_(open_folder(path_)) {
-  check_owner_and_mode();
-  if (::faccessat(fd(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
-    refuse_folder(errno, path_);
-  }
-}
-
-void SpillFolder::check_owner_and_mode() const {
+  const auto refuse = [this](int error) {
+    throw std::system_error(error, std::generic_category(), "cannot use the spill folder \"" + path_.string() + "\"");
+  };
   struct stat info {};
-  if (::fstat(fd(), &info) != 0) {
-    refuse_folder(errno, path_);
+  if (fd() < 0 || ::fstat(fd(), &info) != 0) {
+    refuse(errno);
   }
   const uid_t user = ::geteuid();
   const bool of_this_user = info.st_uid == user || info.st_uid == 0;
@@ -70,6 +59,9 @@ void SpillFolder::check_owner_and_mode() const {
                                 std::to_string(info.st_uid) + " and has mode " + octal(info.st_mode) +
                                 "; it must belong to this user (" + std::to_string(user) +
                                 ") or to root, and be writable by its owner only or be sticky");
+  }
+  if (::faccessat(fd(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
+    refuse(errno);
   }
 }
 

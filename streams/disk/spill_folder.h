@@ -61,7 +61,6 @@ class SpillFolder {
   [[nodiscard]] FileDescriptor make_unlinked_file(const std::function<std::string()>& next_name) const;
 
  private:
-  void check_owner_and_mode() const;
   [[noreturn]] void refuse_file(int error) const;
 
   const std::filesystem::path path_;

@@ -1,9 +1,8 @@
 #include "streams/disk/uring_io.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "streams/base/fault_point.h"
 
@@ -17,41 +16,34 @@ UringIo::Ring::Ring() {
 }
 
 std::error_code UringIo::refusal() {
-  static const std::error_code refusal = probe();
+  static const std::error_code refusal = []() -> std::error_code {
+    try {
+      Ring ring;
+      // A read from no file fails with EBADF where io_uring knows reads, and with EINVAL where io_uring is older.
+      char byte = 0;
+      ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
+      const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
+      io_uring_cqe* cqe = nullptr;
+      const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
+      if (error != 0) {
+        return {error, std::generic_category()};
+      }
+      return {cqe->res == -EBADF ? 0 : -cqe->res, std::generic_category()};
+    } catch (const std::system_error& error) {
+      return error.code();
+    }
+  }();
   return refusal;
 }
 
-std::error_code UringIo::probe() {
-  try {
-    Ring ring;
-    // A read from no file fails with EBADF where io_uring knows reads, and with EINVAL where io_uring is older.
-    char byte = 0;
-    ::io_uring_prep_read(::io_uring_get_sqe(ring.get()), -1, &byte, sizeof(byte), 0);
-    const int submitted = ::io_uring_submit_and_wait(ring.get(), 1);
-    io_uring_cqe* cqe = nullptr;
-    const int error = submitted < 0 ? -submitted : -::io_uring_peek_cqe(ring.get(), &cqe);
-    if (error != 0) {
-      return {error, std::generic_category()};
-    }
-    return cqe->res == -EBADF ? std::error_code() : std::error_code(-cqe->res, std::generic_category());
-  } catch (const std::system_error& error) {
-    return error.code();
-  }
-}
-
-UringIo::UringIo(const SpillFile& file, const std::string& thread_name) : fd_(file.fd()), thread_() {
+UringIo::UringIo(const SpillFile& file, IoQueue& queue) : queue_(queue), fd_(file.fd()) {
   slots_.reserve(kDepth + 1);  // the ring holds pointers to them
   for (unsigned i = 0; i < kDepth + 1; ++i) {
     slots_.emplace_back(file);
   }
-  if (fails(FaultPoint::kThreadStart)) {
-    throw std::system_error(EAGAIN, std::generic_category(), "cannot start a thread");
-  }
-  thread_ = std::jthread([this, thread_name] { work(thread_name); });
 }
 
-void UringIo::work(const std::string& thread_name) noexcept {
-  ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+void UringIo::run() noexcept {
   for (start_chunks(); busy_ > 0; start_chunks()) {
     finish_arrived();
   }
@@ -63,10 +55,8 @@ void UringIo::work(const std::string& thread_name) noexcept {
 void UringIo::start_chunks() {
   while (busy_ < kDepth) {
     const unsigned before = busy_;
-    if (!start_one()) {
-      return;
-    }
-    if (busy_ == before && busy_ > 0) {  // this thread moved the chunk: chunks in flight may have arrived meanwhile
+    // Where this thread has moved the chunk, chunks in flight may have arrived meanwhile.
+    if (!start_one() || (busy_ == before && busy_ > 0)) {
       return;
     }
   }
@@ -74,40 +64,18 @@ void UringIo::start_chunks() {
 
 // False if nothing can be started now. Requires an idle slot.
 bool UringIo::start_one() {
-  while (true) {
-    if (current_ == nullptr) {
-      current_ = backlog_.pop(busy_ > 0 ? IoBacklog::Wait::kNo : IoBacklog::Wait::kYes);
-      if (current_ == nullptr) {
-        return false;
-      }
-    }
-    if (busy_ > 0 && !current_->gates_done()) {
-      return false;
-    }
-    const std::optional<IoChunk> chunk = current_->pass_gates() ? current_->next_chunk() : std::nullopt;
-    if (!chunk.has_value()) {
-      current_.reset();
-      continue;
-    }
-    IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
-    slot.start(current_, *chunk);
-    if (slot.busy()) {
-      issue(slot);
-    }
-    return true;
+  IoSlot& slot = *std::find_if(slots_.begin(), slots_.end(), [](const IoSlot& each) { return !each.busy(); });
+  if (!queue_.start_next(slot, busy_ > 0 ? IoQueue::Wait::kNo : IoQueue::Wait::kYes)) {
+    return false;
   }
+  if (slot.busy()) {
+    issue(slot);
+  }
+  return true;
 }
 
 // Moves the bytes that the slot has left: by the ring, or on this thread where the ring refuses the submission.
 void UringIo::issue(IoSlot& slot) {
-  if (submit(slot)) {
-    ++busy_;
-  } else {
-    slot.finish_blocking();
-  }
-}
-
-bool UringIo::submit(IoSlot& slot) {
   // A refused entry is still in the queue, alone, and is written anew: the kernel reads entries only during the
   // submission.
   if (entry_ == nullptr) {
@@ -125,18 +93,17 @@ bool UringIo::submit(IoSlot& slot) {
   // thread costs more.
   constexpr unsigned kLong = 256 << 10;
   ::io_uring_sqe_set_flags(entry_, bytes >= kLong ? IOSQE_ASYNC : 0);
-  int result = -EAGAIN;
   if (!fails(FaultPoint::kUringSubmission)) {
-    do {
-      result = ::io_uring_submit(ring_.get());
-    } while (result == -EINTR);
+    while (::io_uring_submit(ring_.get()) == -EINTR) {
+    }
   }
-  // `result` does not count, but whether the kernel took the entry.
+  // The result does not count, but whether the kernel took the entry.
   if (::io_uring_sq_ready(ring_.get()) > 0) {
-    return false;
+    slot.finish_blocking();
+    return;
   }
   entry_ = nullptr;
-  return true;
+  ++busy_;
 }
 
 // The next completion. Where the kernel refuses to wait, polls the ring: chunks in flight still use their memory, and
@@ -162,12 +129,9 @@ void UringIo::finish_arrived() {
   io_uring_cqe* cqe = wait();
   do {
     auto& slot = *static_cast<IoSlot*>(::io_uring_cqe_get_data(cqe));
-    int moved = cqe->res;
+    const int moved = cqe->res;
     ::io_uring_cqe_seen(ring_.get(), cqe);
     const bool is_read = slot.kind() == IoKind::kRead;
-    if (fails(is_read ? FaultPoint::kPread : FaultPoint::kPwrite)) {
-      moved = -EIO;
-    }
     if (is_read && busy_ <= kDepth) {
       start_one();
     }

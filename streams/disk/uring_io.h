@@ -2,22 +2,20 @@
 
 #include <liburing.h>
 
-#include <memory>
-#include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
-#include "streams/disk/io_job.h"
 #include "streams/disk/io_queue.h"
 #include "streams/disk/io_slot.h"
 #include "streams/disk/spill_file.h"
 
 namespace ebb {
 
-// An I/O queue of one thread that keeps several chunks in flight by io_uring. A chunk whose submission the kernel
-// refuses is moved by pread or pwrite on that thread: slower, and as exact.
-class UringIo final : public IoQueue {
+// What the thread of an I/O queue does that keeps several chunks in flight by io_uring. A chunk whose submission the
+// kernel refuses is moved by pread or pwrite on that thread: slower, and as exact.
+//
+// Threads: run by one thread, which alone uses the object then.
+class UringIo {
  public:
   // The number of chunks in flight; one more where a read was short after the next read had been started. With so
   // many, the disk reaches its rate (bench/results/h200/disk.json).
@@ -28,8 +26,10 @@ class UringIo final : public IoQueue {
   [[nodiscard]] static std::error_code refusal();
 
   // Throws std::system_error when io_uring is refused.
-  UringIo(const SpillFile& file, const std::string& thread_name);
-  ~UringIo() override { backlog_.close(); }
+  UringIo(const SpillFile& file, IoQueue& queue);
+
+  // Carries out the queue's requests until the queue is being destroyed and everything is done.
+  void run() noexcept;
 
  private:
   class Ring {
@@ -44,24 +44,18 @@ class UringIo final : public IoQueue {
     io_uring ring_{};
   };
 
-  static std::error_code probe();
-  void work(const std::string& thread_name) noexcept;
   void start_chunks();
   bool start_one();
   void issue(IoSlot& slot);
-  [[nodiscard]] bool submit(IoSlot& slot);
   [[nodiscard]] io_uring_cqe* wait();
   void finish_arrived();
 
-  // Only the I/O thread uses the members before `thread_`.
+  IoQueue& queue_;
   const int fd_;
   Ring ring_;
-  io_uring_sqe* entry_ = nullptr;   // an entry that the kernel has refused, and that is still in the queue
-  std::vector<IoSlot> slots_;       // kDepth, and one for a read that has arrived and is not yet hashed
-  std::shared_ptr<IoJob> current_;  // the job whose chunks are being handed out
-  unsigned busy_ = 0;               // slots whose chunks are in flight, or have arrived and are not finished
-
-  std::jthread thread_;  // the last member: joined before the others go
+  io_uring_sqe* entry_ = nullptr;  // an entry that the kernel has refused, and that is still in the queue
+  std::vector<IoSlot> slots_;      // kDepth, and one for a read that has arrived and is not yet hashed
+  unsigned busy_ = 0;              // slots whose chunks are in flight, or have arrived and are not finished
 };
 
 }  // namespace ebb

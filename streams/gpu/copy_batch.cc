@@ -9,29 +9,24 @@
 #include "streams/base/fault_point.h"
 
 namespace ebb {
-namespace {
 
-constexpr std::uint64_t kFullBytes = std::uint64_t{1} << 20;
-constexpr std::size_t kFullCopies = 128;
-
-}  // namespace
-
-CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream,
-                     CudaEventPool& events, std::shared_ptr<GpuTimes> times)
+CopyBatch::CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies,
+                     std::span<const c10::Stream> streams, std::shared_ptr<GpuTimes> times)
     : lane_(lane),
       kind_(kind),
-      stream_(stream),
-      events_(events),
+      most_copies_(copies),
+      streams_(streams.begin(), streams.end()),
+      events_(CudaEventPool::of(lane.device(), CudaEventPool::Timing::kOff)),
       times_(std::move(times)),
       open_(std::make_unique<Copies>()) {
-  open_->to.reserve(kFullCopies);
-  open_->from.reserve(kFullCopies);
-  open_->sizes.reserve(kFullCopies);
+  open_->to.reserve(copies);
+  open_->from.reserve(copies);
+  open_->sizes.reserve(copies);
 }
 
-bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream) {
+bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, std::span<const c10::Stream> streams) {
   const MutexLock lock(mutex_);
-  if (open_ == nullptr || stream != stream_) {
+  if (open_ == nullptr || !std::equal(streams.begin(), streams.end(), streams_.begin(), streams_.end())) {
     return false;
   }
   Copies& copies = *open_;
@@ -45,7 +40,7 @@ bool CopyBatch::add(void* to, const void* from, std::size_t bytes, Gates gates, 
   copies.from.push_back(from);
   copies.sizes.push_back(bytes);
   copies.bytes += bytes;
-  if (copies.bytes >= kFullBytes || copies.sizes.size() == kFullCopies) {
+  if (copies.bytes >= kMostBytes || copies.sizes.size() == most_copies_) {
     queue_locked();
   }
   return true;
@@ -62,10 +57,7 @@ std::shared_ptr<const CudaEvent> CopyBatch::queued() const {
   return done_;
 }
 
-bool CopyBatch::done() const noexcept {
-  const State state = state_.load(std::memory_order_acquire);
-  return state == State::kFailed || (state == State::kQueued && is_done(done_));
-}
+bool CopyBatch::done() const noexcept { return is_queued_.load(std::memory_order_acquire) && is_done(done_); }
 
 void CopyBatch::synchronize() const {
   if (const auto event = queued()) {
@@ -74,17 +66,15 @@ void CopyBatch::synchronize() const {
 }
 
 void CopyBatch::queue_locked() const noexcept {
-  State state = State::kQueued;
   try {
     queue_copies();
   } catch (...) {
     error_ = std::current_exception();
-    state = State::kFailed;
     static_cast<void>(cudaStreamSynchronize(lane_.stream()));  // queued copies must be over before the ticket is done
     static_cast<void>(cudaGetLastError());
   }
   open_ = nullptr;
-  state_.store(state, std::memory_order_release);
+  is_queued_.store(true, std::memory_order_release);
 }
 
 void CopyBatch::queue_copies() const {
@@ -99,7 +89,8 @@ void CopyBatch::queue_copies() const {
     return;
   }
   if (before != nullptr) {
-    times_->add(track_of(kind_), open_->bytes, std::move(before), done_);
+    const auto track = kind_ == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane;
+    times_->add(track, open_->bytes, std::move(before), done_);
   }
 }
 
@@ -107,32 +98,36 @@ void CopyBatch::pass_gates() const {
   for (const auto& gate : open_->gates) {
     gate->block(lane_);
   }
-  if (!stream_) {
-    return;
+  for (const c10::Stream each : streams_) {
+    const c10::cuda::CUDAStream stream(each);
+    if (stream == lane_) {
+      continue;
+    }
+    std::shared_ptr<const CudaEvent> point;
+    try {
+      point = events_.record(stream);
+    } catch (...) {  // no event: then the host waits, and nothing is lost
+      C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
+      continue;
+    }
+    point->block(lane_);
   }
-  const c10::cuda::CUDAStream stream(*stream_);
-  std::shared_ptr<const CudaEvent> point;
-  try {
-    point = events_.record(stream);
-  } catch (...) {  // no event: then the host waits, and nothing is lost
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
-    return;
-  }
-  point->block(lane_);
 }
 
 void CopyBatch::hand_over() const {
   const Copies& copies = *open_;
   const std::size_t count = copies.sizes.size();
-  cudaMemcpyAttributes attributes{};
-  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  std::size_t first = 0;  // the first copy that the attributes are of
-  if (!fails(FaultPoint::kCopy) &&
-      cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
-                           /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
-    return;
+  if (count > 1) {
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;  // the first copy that the attributes are of
+    if (!fails(FaultPoint::kCopy) &&
+        cudaMemcpyBatchAsync(open_->to.data(), open_->from.data(), open_->sizes.data(), count, &attributes, &first,
+                             /*numAttrs=*/1, lane_.stream()) == cudaSuccess) {
+      return;
+    }
+    static_cast<void>(cudaGetLastError());
   }
-  static_cast<void>(cudaGetLastError());
   // One copy may be at fault: the other copies need not fail with it. Copies that the batch had queued run twice, to
   // the same effect.
   for (std::size_t i = 0; i < count; ++i) {

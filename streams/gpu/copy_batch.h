@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include <c10/core/Stream.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/SmallVector.h>
 #include <cuda_runtime_api.h>
 
 #include "streams/base/mutex.h"
@@ -20,7 +20,7 @@
 
 namespace ebb {
 
-// Small copies of one direction that are queued together, and the one ticket that they share.
+// Copies of one direction that are queued together, and the one ticket that they share.
 //
 // Note [Batches]
 // A copy costs an H200's link 2 to 3 us besides its bytes: one after another, copies of 64 KiB reach 17 GB/s, and
@@ -28,24 +28,28 @@ namespace ebb {
 // of 1.9. So a small copy joins a batch instead of being queued at once. A batch is queued when it is full, when a copy
 // comes that cannot join it, when the tier is flushed, and, so that no wait can be in vain, as soon as anybody waits
 // for the batch's ticket. The waits of the copies are gathered, too: the lane waits once for each event, and for one
-// point of their compute stream, taken when the batch is queued.
+// point of their compute stream, taken when the batch is queued. A large copy is a batch of its own.
 //
 // Threads: every member may be called from any thread.
 class CopyBatch final : public Completion {
  public:
   static constexpr std::size_t kLargestCopy = std::size_t{256} << 10;  // larger ones are queued by themselves
+  static constexpr std::size_t kMostCopies = 128;
+  static constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;  // a batch with so many is queued
 
-  // A batch of copies behind `stream`, or behind no stream. `events`: of the lane's device.
-  CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::optional<c10::Stream> stream, CudaEventPool& events,
+  // A batch on the stream `lane` of up to `copies` copies, all behind `streams`. More than one copy needs pinned
+  // memory, and a lane that is not CUDA's default stream.
+  CopyBatch(c10::cuda::CUDAStream lane, cudaMemcpyKind kind, std::size_t copies, std::span<const c10::Stream> streams,
             std::shared_ptr<GpuTimes> times);
   CopyBatch(const CopyBatch&) = delete;
   CopyBatch& operator=(const CopyBatch&) = delete;
 
   using Gates = std::span<const std::shared_ptr<const CudaEvent>>;
 
-  // Adds a copy behind `gates` and behind the work that the stream has been given by now. False, and nothing is done,
-  // if the batch has been queued or is for another stream. The copy that fills the batch queues it.
-  [[nodiscard]] bool add(void* to, const void* from, std::size_t bytes, Gates gates, std::optional<c10::Stream> stream);
+  // Adds a copy behind `gates` and behind the work that the streams have been given by now. False, and nothing is done,
+  // if the batch has been queued or is for other streams. The copy that fills the batch queues it.
+  [[nodiscard]] bool add(void* to, const void* from, std::size_t bytes, Gates gates,
+                         std::span<const c10::Stream> streams);
 
   // Queues the copies, unless they are queued: one by one, if CUDA refuses the batch. Returns the point after them, or
   // null if that point is known to be reached. Throws, at every call, the error for which they could not be queued.
@@ -56,8 +60,6 @@ class CopyBatch final : public Completion {
   void synchronize() const override;
 
  private:
-  enum class State : std::uint8_t { kOpen, kQueued, kFailed };
-
   struct Copies {
     std::vector<void*> to;
     std::vector<const void*> from;
@@ -73,15 +75,16 @@ class CopyBatch final : public Completion {
 
   const c10::cuda::CUDAStream lane_;
   const cudaMemcpyKind kind_;
-  const std::optional<c10::Stream> stream_;
+  const std::size_t most_copies_;
+  const c10::SmallVector<c10::Stream, 1> streams_;
   CudaEventPool& events_;
   const std::shared_ptr<GpuTimes> times_;
 
   mutable Mutex mutex_;
   mutable std::unique_ptr<Copies> open_ EBB_GUARDED_BY(mutex_);  // null once they are queued
-  mutable std::atomic<State> state_{State::kOpen};  // fixed, as the two members below, once it is not kOpen
-  mutable std::shared_ptr<const CudaEvent> done_;   // kQueued
-  mutable std::exception_ptr error_;                // kFailed
+  mutable std::atomic<bool> is_queued_{false};                   // from then on the two members below are fixed
+  mutable std::shared_ptr<const CudaEvent> done_;  // null before, and if the point is reached or the copies have failed
+  mutable std::exception_ptr error_;               // null unless the copies could not be queued
 };
 
 }  // namespace ebb

@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <span>
+#include <optional>
 
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/SmallVector.h>
@@ -22,11 +23,13 @@ namespace ebb {
 // Threads: every member may be called from any thread; copies that two threads ask for are queued one after the other.
 class CopyLane {
  public:
-  enum class Where : bool { kCurrentStream, kSideStream };
-  enum class Small : bool { kAlone, kBatched };
+  enum class How : std::uint8_t {
+    kOnCurrentStream,
+    kOnSideStream,
+    kBatched,  // on a side stream, small ones in batches: needs pinned memory
+  };
 
-  // `small`: kBatched needs a side stream and pinned memory.
-  CopyLane(c10::Device device, cudaMemcpyKind kind, Where where, Small small, std::shared_ptr<GpuTimes> times);
+  CopyLane(c10::Device device, cudaMemcpyKind kind, How how, std::shared_ptr<GpuTimes> times);
 
   // Starts a copy behind all of `after`, and returns the ticket of its end: see Note [Batches]. Errors as Tier.
   [[nodiscard]] Ticket copy(void* to, const void* from, std::size_t bytes, const After& after);
@@ -38,22 +41,16 @@ class CopyLane {
   using Gates = c10::SmallVector<std::shared_ptr<const CudaEvent>, 4>;
 
   [[nodiscard]] Gates gates(const After& after) const EBB_EXCLUDES(mutex_);
-  [[nodiscard]] Ticket join_batch(void* to, const void* from, std::size_t bytes, const Gates& gates,
-                                  std::span<const c10::Stream> streams) EBB_REQUIRES(mutex_);
-  [[nodiscard]] Ticket copy_alone(c10::cuda::CUDAStream stream, void* to, const void* from, std::size_t bytes)
-      EBB_REQUIRES(mutex_);
   void close_batch() noexcept EBB_REQUIRES(mutex_);
 
   const c10::Device device_;
   const cudaMemcpyKind kind_;
-  const Where where_;
-  const Small small_;
-  const c10::cuda::CUDAStream side_stream_;
+  const How how_;
+  const std::optional<c10::cuda::CUDAStream> side_stream_;  // unless kOnCurrentStream
   const std::shared_ptr<GpuTimes> times_;
-  CudaEventPool& events_;
 
   Mutex mutex_;                                              // held while copies are queued
-  std::shared_ptr<CopyBatch> batch_ EBB_GUARDED_BY(mutex_);  // the last one
+  std::shared_ptr<CopyBatch> batch_ EBB_GUARDED_BY(mutex_);  // the last one, for small copies to join
 };
 
 // The event that a ticket stands for; null if there is nothing left to wait for. Queues a ticket's

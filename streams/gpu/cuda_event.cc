@@ -95,7 +95,7 @@ void CudaEvent::block(c10::cuda::CUDAStream stream) const {
 }
 
 float CudaEvent::ms_since(const CudaEvent& earlier) const {
-  const c10::cuda::CUDAGuard device(pool_.device());  // else this would make a context on whatever device is current
+  const c10::cuda::CUDAGuard device(pool_.device_);  // else this would make a context on whatever device is current
   float ms = 0;
   C10_CUDA_CHECK(cudaEventElapsedTime(&ms, earlier.event_, event_));
   return ms;

@@ -36,8 +36,6 @@ class CudaEventPool {
   CudaEventPool(const CudaEventPool&) = delete;
   CudaEventPool& operator=(const CudaEventPool&) = delete;
 
-  [[nodiscard]] c10::Device device() const { return device_; }
-
   // The point after all work given to `stream` so far. `stream` must be of this pool's device.
   [[nodiscard]] std::shared_ptr<const CudaEvent> record(c10::cuda::CUDAStream stream);
 

@@ -17,6 +17,10 @@ const char* name(TraceTrack track) {
   return track == TraceTrack::kCompute ? "stall" : track == TraceTrack::kOutLane ? "copy out" : "copy in";
 }
 
+TraceSpan::Time::duration duration(double ms) {
+  return std::chrono::duration_cast<TraceSpan::Time::duration>(std::chrono::duration<double, std::milli>(ms));
+}
+
 }  // namespace
 
 GpuTimes::GpuTimes(c10::Device device, std::shared_ptr<Trace> trace)
@@ -92,17 +96,9 @@ void GpuTimes::settle(TraceTrack track, const Span& span) {
     stalls_.total_ms += ms;
   }
   if (trace_ != nullptr) {
-    add_to_trace(track, span, ms);
+    const TraceSpan::Time begin = base_time_ + duration(span.before->ms_since(*base_));
+    trace_->add(name(track), track, begin, begin + duration(ms), span.bytes);
   }
-}
-
-void GpuTimes::add_to_trace(TraceTrack track, const Span& span, float ms_long) {
-  using Ms = std::chrono::duration<double, std::milli>;
-  const auto after_base = [this](double ms) EBB_REQUIRES(mutex_) {
-    return base_time_ + std::chrono::duration_cast<TraceSpan::Time::duration>(Ms(ms));
-  };
-  const double begin = span.before->ms_since(*base_);
-  trace_->add(name(track), track, after_base(begin), after_base(begin + ms_long), span.bytes);
 }
 
 }  // namespace ebb

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include <c10/cuda/CUDAStream.h>
-#include <cuda_runtime_api.h>
 
 #include "streams/base/mutex.h"
 #include "streams/base/tier.h"
@@ -15,10 +14,6 @@
 #include "streams/gpu/cuda_event.h"
 
 namespace ebb {
-
-[[nodiscard]] constexpr TraceTrack track_of(cudaMemcpyKind kind) {
-  return kind == cudaMemcpyDeviceToHost ? TraceTrack::kOutLane : TraceTrack::kInLane;
-}
 
 // How long a GPU's streams were held up, and, if there is a trace, when its copies ran. The times are read from
 // events that have passed, so nobody waits for the GPU.
@@ -57,7 +52,6 @@ class GpuTimes {
 
   void settle_finished() noexcept EBB_REQUIRES(mutex_);
   void settle(TraceTrack track, const Span& span) EBB_REQUIRES(mutex_);
-  void add_to_trace(TraceTrack track, const Span& span, float ms_long) EBB_REQUIRES(mutex_);
 
   CudaEventPool& events_;
   const std::shared_ptr<Trace> trace_;

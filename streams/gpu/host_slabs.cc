@@ -3,10 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
-#include <memory>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
@@ -29,19 +30,17 @@ void touch(std::byte* data, std::size_t bytes) {
   const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
   const std::size_t count = std::clamp(bytes / kBytesPerToucher, std::size_t{1}, std::min(cores, kMaxTouchers));
   const std::size_t share = (bytes / count + kHugePage - 1) / kHugePage * kHugePage;
-  constexpr std::size_t kPage = 4096;
   const auto touch_share = [&](std::size_t begin) {
-    for (std::size_t at = begin; at < std::min(bytes, begin + share); at += kPage) {
+    for (std::size_t at = begin; at < std::min(bytes, begin + share); at += kPageBytes) {
       data[at] = std::byte{0};
     }
   };
   std::vector<std::jthread> threads;
   for (std::size_t begin = share; begin < bytes; begin += share) {
-    if (fails(FaultPoint::kThreadStart)) {
-      touch_share(begin);
-      continue;
-    }
     try {
+      if (fails(FaultPoint::kThreadStart)) {
+        throw std::system_error(EAGAIN, std::generic_category());
+      }
       threads.emplace_back(touch_share, begin);
     } catch (const std::system_error&) {  // the system has no more threads: this thread touches the pages
       touch_share(begin);
@@ -56,36 +55,30 @@ HostSlabs::~HostSlabs() {
   if (slabs_.empty()) {
     return;
   }
-  bool alive = true;
+  bool alive = false;
   try {
     const c10::cuda::CUDAGuard device(device_);
     alive = !in_force(WaitPoint::kSlabEnd) || cudaDeviceSynchronize() == cudaSuccess;
   } catch (...) {
-    alive = false;
   }
-  for (const Slab& slab : slabs_) {
-    if (alive && (!pinned_ || cudaHostUnregister(slab.data) == cudaSuccess)) {
-      munmap(slab.mapping, slab.mapping_bytes);
+  for (Slab& slab : slabs_) {
+    if (!alive || (pinned_ && cudaHostUnregister(slab.data) != cudaSuccess)) {
+      static_cast<void>(slab.mapping.release());
     }
   }
   static_cast<void>(cudaGetLastError());
 }
 
-std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
+std::optional<std::uint64_t> HostSlabs::grow(std::size_t bytes) {
   if (bytes >= refused_bytes_ || !leaves_a_reserve(bytes)) {
     return std::nullopt;
   }
   // Two huge pages more than asked for: room to align the start, and a gap behind the end.
-  const std::size_t mapping_bytes = bytes + 2 * kHugePage;
-  void* const mapping = fails(FaultPoint::kPinnedAllocation) ? MAP_FAILED
-                                                             : mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE,
-                                                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) {
+  AlignedMemory mapping = fails(FaultPoint::kPinnedAllocation) ? nullptr : map_pages(bytes + 2 * kHugePage);
+  if (mapping == nullptr) {
     return std::nullopt;
   }
-  const auto unmap = [mapping_bytes](void* mapped) { munmap(mapped, mapping_bytes); };
-  std::unique_ptr<void, decltype(unmap)> owner(mapping, unmap);
-  const auto start = (reinterpret_cast<std::uintptr_t>(mapping) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto start = (reinterpret_cast<std::uintptr_t>(mapping.get()) + kHugePage - 1) / kHugePage * kHugePage;
   auto* const data = reinterpret_cast<std::byte*>(start);
   static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));  // advice: copies are as fast from small pages
   static_cast<void>(madvise(data, bytes, MADV_DONTFORK));  // without this, a fork would copy all page-locked memory
@@ -104,8 +97,8 @@ std::optional<Backing::Range> HostSlabs::grow(std::size_t bytes) {
       return std::nullopt;
     }
   }
-  slabs_.push_back({owner.release(), mapping_bytes, data});
-  return Range{static_cast<std::uint64_t>(start), bytes};
+  slabs_.push_back({std::move(mapping), data});
+  return start;
 }
 
 }  // namespace ebb

@@ -7,6 +7,7 @@
 
 #include <c10/core/Device.h>
 
+#include "streams/base/aligned_memory.h"
 #include "streams/base/block_pool.h"
 
 namespace ebb {
@@ -30,12 +31,11 @@ class HostSlabs final : public Backing {
 
   // nullopt where the system refuses, and unless leaves_a_reserve() in system_memory.h. A forked child does not have
   // the slabs. Slabs never touch, so no lease spans two registrations.
-  std::optional<Range> grow(std::size_t bytes) override;
+  std::optional<std::uint64_t> grow(std::size_t bytes) override;
 
  private:
   struct Slab {
-    void* mapping;
-    std::size_t mapping_bytes;
+    AlignedMemory mapping;
     void* data;
   };
 

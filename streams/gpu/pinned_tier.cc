@@ -13,12 +13,10 @@ namespace {
 
 c10::cuda::CUDAStream cuda(c10::Stream stream) { return c10::cuda::CUDAStream(stream); }
 
-CopyLane::Where where(const PinnedTier::Config& config) {
-  return config.overlapped ? CopyLane::Where::kSideStream : CopyLane::Where::kCurrentStream;
-}
-
-CopyLane::Small small(const PinnedTier::Config& config) {
-  return config.overlapped && config.pinned ? CopyLane::Small::kBatched : CopyLane::Small::kAlone;
+CopyLane::How how(const PinnedTier::Config& config) {
+  return !config.overlapped ? CopyLane::How::kOnCurrentStream
+         : config.pinned    ? CopyLane::How::kBatched
+                            : CopyLane::How::kOnSideStream;
 }
 
 bool is_capturing(c10::cuda::CUDAStream stream) {
@@ -34,8 +32,8 @@ PinnedTier::PinnedTier(const Config& config)
     : config_(config),
       events_(CudaEventPool::of(config.device, CudaEventPool::Timing::kOff)),
       times_(std::make_shared<GpuTimes>(config.device, config.trace)),
-      out_lane_(config.device, cudaMemcpyDeviceToHost, where(config), small(config), times_),
-      in_lane_(config.device, cudaMemcpyHostToDevice, where(config), small(config), times_),
+      out_lane_(config.device, cudaMemcpyDeviceToHost, how(config), times_),
+      in_lane_(config.device, cudaMemcpyHostToDevice, how(config), times_),
       pool_(std::make_shared<BlockPool>(std::make_unique<HostSlabs>(config.device, config.pinned),
                                         config.capacity_bytes)) {}
 

@@ -4,7 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/gpu/copy_batch.h"
 #include "streams/gpu/pinned_tier.h"
 

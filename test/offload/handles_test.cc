@@ -11,7 +11,7 @@
 #include "offload/guard.h"
 #include "offload/offloader.h"
 #include "offload/steps/saved_storage.h"
-#include "streams/base/block.h"
+#include "streams/base/block_pool.h"
 #include "streams/base/mutex.h"
 #include "streams/base/trace.h"
 #include "streams/gpu/cuda_event.h"

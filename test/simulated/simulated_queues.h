@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <vector>
 
@@ -59,7 +60,7 @@ class SimulatedQueues : public std::enable_shared_from_this<SimulatedQueues> {
   const Schedule schedule_;
 
   // Recursive, because work that frees memory queues the poisoning of that memory.
-  mutable RecursiveMutex mutex_;
+  mutable BasicMutex<std::recursive_mutex> mutex_;
   std::map<SimulatedQueueId, std::deque<Operation>> waiting_ EBB_GUARDED_BY(mutex_);
   std::mt19937_64 random_ EBB_GUARDED_BY(mutex_);
   std::uint64_t forced_points_ EBB_GUARDED_BY(mutex_) = 0;

@@ -20,18 +20,18 @@ namespace {
 // Threads: as Backing.
 class SimulatedBacking final : public Backing {
  public:
-  std::optional<Range> grow(std::size_t bytes) override {
+  std::optional<std::uint64_t> grow(std::size_t bytes) override {
     void* const memory =
         fails(FaultPoint::kPinnedAllocation) ? nullptr : std::aligned_alloc(BlockPool::kAlignment, bytes);
     if (memory == nullptr) {
       return std::nullopt;
     }
     slabs_.emplace_back(memory);
-    return Range{reinterpret_cast<std::uint64_t>(memory), bytes};
+    return reinterpret_cast<std::uint64_t>(memory);
   }
 
-  void discard(Range range) noexcept override {
-    std::memset(reinterpret_cast<void*>(range.address), 0xFF, range.bytes);
+  void discard(std::uint64_t address, std::size_t bytes) noexcept override {
+    std::memset(reinterpret_cast<void*>(address), 0xFF, bytes);
   }
 
  private:

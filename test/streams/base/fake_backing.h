@@ -36,9 +36,8 @@ class FakeTicket final : public Completion {
 struct System {
   std::vector<std::size_t> requests;
   std::size_t largest = SIZE_MAX;  // more than this at once is refused
-  std::size_t extra = 0;           // given on top of every request
   std::mutex mutex;
-  std::vector<Backing::Range> discarded;  // LOCK: mutex
+  std::vector<std::pair<std::uint64_t, std::size_t>> discarded;  // addresses and bytes. LOCK: mutex
   bool gone = false;
 };
 
@@ -48,19 +47,17 @@ class FakeBacking final : public Backing {
   explicit FakeBacking(System& system) : system_(system) {}
   ~FakeBacking() override { system_.gone = true; }
 
-  std::optional<Range> grow(std::size_t bytes) override {
+  std::optional<std::uint64_t> grow(std::size_t bytes) override {
     system_.requests.push_back(bytes);
     if (bytes > system_.largest) {
       return std::nullopt;
     }
-    const Range range{next_, bytes + system_.extra};
-    next_ += range.bytes / kPage * kPage + 2 * kPage;
-    return range;
+    return std::exchange(next_, next_ + bytes + 2 * kPage);
   }
 
-  void discard(Range range) noexcept override {
+  void discard(std::uint64_t address, std::size_t bytes) noexcept override {
     const std::lock_guard<std::mutex> lock(system_.mutex);
-    system_.discarded.push_back(range);
+    system_.discarded.emplace_back(address, bytes);
   }
 
  private:

@@ -43,7 +43,7 @@ TEST_CASE("a control group with less memory than the machine is what counts, its
   group.write("memory.max", std::to_string(8 * kGiB));
   group.write("memory.current", std::to_string(5 * kGiB));
   group.write("memory.stat", "anon 1\ninactive_file " + std::to_string(kGiB) + "\nactive_file 7");
-  const SystemMemory memory = within_control_group(group.folder(), {64 * kGiB, 60 * kGiB});
+  const SystemMemory memory = within_control_groups(group.folder(), "", {64 * kGiB, 60 * kGiB});
   CHECK(memory.total_bytes == 8 * kGiB);
   CHECK(memory.available_bytes == 4 * kGiB);
 }
@@ -63,7 +63,7 @@ TEST_CASE("of the groups that a process is in, one within the other, the least c
 
 TEST_CASE("a folder of control groups that cannot be looked into changes nothing") {
   const std::string too_long(5000, 'x');  // refused to whoever asks, root too
-  const SystemMemory memory = within_control_group(too_long, {64 * kGiB, 60 * kGiB});
+  const SystemMemory memory = within_control_groups(too_long, "", {64 * kGiB, 60 * kGiB});
   CHECK(memory.total_bytes == 64 * kGiB);
   CHECK(memory.available_bytes == 60 * kGiB);
 }
@@ -72,7 +72,7 @@ TEST_CASE("a control group without a limit, or with a larger one, changes nothin
   const Group group;
   group.write("memory.max", GENERATE(std::string("max"), std::to_string(65 * kGiB)));
   group.write("memory.current", std::to_string(5 * kGiB));
-  const SystemMemory memory = within_control_group(group.folder(), {64 * kGiB, 60 * kGiB});
+  const SystemMemory memory = within_control_groups(group.folder(), "", {64 * kGiB, 60 * kGiB});
   CHECK(memory.total_bytes == 64 * kGiB);
   CHECK(memory.available_bytes == 60 * kGiB);
 }

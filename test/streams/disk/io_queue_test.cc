@@ -43,7 +43,7 @@ std::vector<std::byte> read_back(IoQueue& queue, std::uint64_t offset, std::size
 struct Disk {
   explicit Disk(DiskIo engine, std::size_t bytes) {
     REQUIRE(file.grow(bytes).has_value());
-    queue = IoQueue::make(engine, file, "ebb-test");
+    queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
   }
   SpillFile file{"/var/tmp"};
   std::unique_ptr<IoQueue> queue;
@@ -196,7 +196,7 @@ TEST_CASE("a queue that is destroyed first finishes what was submitted, gated re
     CHECK(ticket->done());
   }
   opener.join();
-  const auto again = IoQueue::make(engine, disk.file, "ebb-test");
+  const auto again = std::make_unique<IoQueue>(engine, disk.file, "ebb-test");
   for (std::size_t i = 0; i < kRequests; ++i) {
     CHECK(read_back(*again, i * content.size(), content.size()) == content);
   }
@@ -205,7 +205,7 @@ TEST_CASE("a queue that is destroyed first finishes what was submitted, gated re
 TEST_CASE("two queues whose requests wait for one another's do not stop each other") {
   const DiskIo engine = each_engine();
   Disk disk(engine, 2 * kMiB);
-  const auto other = IoQueue::make(engine, disk.file, "ebb-other");
+  const auto other = std::make_unique<IoQueue>(engine, disk.file, "ebb-other");
   auto buffer = random_bytes(kMiB, 11);
   const auto expected = buffer;
   Ticket last;

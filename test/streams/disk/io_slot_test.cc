@@ -24,7 +24,7 @@ TEST_CASE("a slot goes on after a short or interrupted transfer and ends at an e
   const SpillFile file("/var/tmp");
   const AlignedMemory memory = allocate_pages(4 * kPageBytes);
   auto job = std::make_shared<IoJob>(IoRequest{IoKind::kWrite, 8 * kPageBytes, memory.get(), 4 * kPageBytes, {}});
-  const Ticket ticket = job->ticket();
+  const Ticket ticket = job;
   IoSlot slot(file);
   slot.start(job, *job->next_chunk());
   CHECK_FALSE(job->next_chunk().has_value());
@@ -59,11 +59,10 @@ TEST_CASE("direct I/O goes on at a page, and a file that ends within one is an e
     WARN("SKIPPED: no direct I/O in /var/tmp");
     return;
   }
-  file.checksums().start_write(0, 4 * kPageBytes);
-  file.checksums().finish_write(0, 1);
+  file.checksums().add(0, 4 * kPageBytes, 1);
   const AlignedMemory memory = allocate_pages(4 * kPageBytes);
   auto job = std::make_shared<IoJob>(IoRequest{IoKind::kRead, 0, memory.get(), 4 * kPageBytes, {}});
-  const Ticket ticket = job->ticket();
+  const Ticket ticket = job;
   IoSlot slot(file);
   slot.start(job, *job->next_chunk());
   slot.advance(kPageBytes + 512);
@@ -86,7 +85,7 @@ TEST_CASE("a source that changes while it is written is no corruption, and the f
   const auto content = random_bytes(bytes, 8);
   std::memcpy(source.get(), content.data(), bytes);
   auto job = std::make_shared<IoJob>(IoRequest{IoKind::kWrite, 0, source.get(), bytes, {}});
-  const Ticket written = job->ticket();
+  const Ticket written = job;
   IoSlot slot(file);
   slot.start(job, *job->next_chunk());
   REQUIRE(slot.busy());
@@ -95,22 +94,22 @@ TEST_CASE("a source that changes while it is written is no corruption, and the f
   written->synchronize();
 
   const AlignedMemory back = allocate_pages(bytes);
-  const auto queue = IoQueue::make(DiskIo::kThreads, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(DiskIo::kThreads, file, "ebb-test");
   queue->submit({IoKind::kRead, 0, back.get(), bytes, {}})->synchronize();
   CHECK(std::memcmp(back.get(), content.data(), bytes) == 0);
 }
 
 TEST_CASE("a request with several chunks is done with the last of them and reports the first error") {
   std::vector<std::byte> memory(2 * IoJob::kChunkBytes + 1);
-  IoJob job({IoKind::kRead, 0, memory.data(), memory.size(), {}});
-  REQUIRE(job.next_chunk()->bytes == IoJob::kChunkBytes);
-  REQUIRE(job.next_chunk()->bytes == IoJob::kChunkBytes);
-  REQUIRE(job.next_chunk()->bytes == 1);
-  job.finish_chunk(nullptr);
-  job.finish_chunk(std::make_exception_ptr(std::runtime_error("first")));
-  CHECK_FALSE(job.ticket()->done());
-  job.finish_chunk(std::make_exception_ptr(std::runtime_error("second")));
-  CHECK(error_of(job.ticket()) == "first");
+  const auto job = std::make_shared<IoJob>(IoRequest{IoKind::kRead, 0, memory.data(), memory.size(), {}});
+  REQUIRE(job->next_chunk()->bytes == IoJob::kChunkBytes);
+  REQUIRE(job->next_chunk()->bytes == IoJob::kChunkBytes);
+  REQUIRE(job->next_chunk()->bytes == 1);
+  job->finish_chunk(nullptr);
+  job->finish_chunk(std::make_exception_ptr(std::runtime_error("first")));
+  CHECK_FALSE(job->done());
+  job->finish_chunk(std::make_exception_ptr(std::runtime_error("second")));
+  CHECK(error_of(job) == "first");
 }
 
 }  // namespace

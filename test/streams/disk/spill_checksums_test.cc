@@ -11,16 +11,16 @@ namespace ebb {
 namespace {
 
 void write(SpillChecksums& checksums, std::uint64_t offset, std::size_t bytes, std::uint64_t checksum) {
-  checksums.start_write(offset, bytes);
-  checksums.finish_write(offset, checksum);
+  checksums.forget(offset, bytes);
+  checksums.add(offset, bytes, checksum);
 }
 
 TEST_CASE("a checksum is known for exactly the piece that was written, once it is written") {
   SpillChecksums checksums;
   CHECK_FALSE(checksums.find(0, 100).has_value());
-  checksums.start_write(0, 100);
+  checksums.forget(0, 100);
   CHECK_FALSE(checksums.find(0, 100).has_value());
-  checksums.finish_write(0, 7);
+  checksums.add(0, 100, 7);
   CHECK(checksums.find(0, 100) == 7);
   CHECK_FALSE(checksums.find(0, 99).has_value());
   CHECK_FALSE(checksums.find(0, 101).has_value());
@@ -30,7 +30,7 @@ TEST_CASE("a checksum is known for exactly the piece that was written, once it i
 TEST_CASE("a piece that is written again is not known by its earlier checksum, also not while or after that fails") {
   SpillChecksums checksums;
   write(checksums, 0, 100, 7);
-  checksums.start_write(0, 100);
+  checksums.forget(0, 100);
   CHECK_FALSE(checksums.find(0, 100).has_value());
 }
 

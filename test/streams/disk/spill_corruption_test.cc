@@ -39,8 +39,8 @@ class Victim {
  public:
   Victim(DiskIo engine, std::size_t blocks) : image_bytes_(blocks * kRoom) {
     REQUIRE(file_.grow(image_bytes_).has_value());
-    out_ = IoQueue::make(engine, file_, "ebb-out");
-    in_ = IoQueue::make(engine, file_, "ebb-in");
+    out_ = std::make_unique<IoQueue>(engine, file_, "ebb-out");
+    in_ = std::make_unique<IoQueue>(engine, file_, "ebb-in");
     std::mt19937 random(1);
     std::vector<Ticket> written;
     for (std::size_t i = 0; i < blocks; ++i) {
@@ -195,7 +195,7 @@ TEST_CASE("a damaged chunk of a large block is named with its bytes and its offs
   const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kBytes).has_value());
-  const auto queue = IoQueue::make(engine, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
   auto content = random_bytes(kBytes, 4);
   std::vector<std::byte> back(kBytes);
   queue->submit({IoKind::kWrite, 0, content.data(), kBytes, {}})->synchronize();
@@ -220,7 +220,7 @@ TEST_CASE("a write that the disk lost is detected: the earlier bytes of the same
   const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kMiB).has_value());
-  const auto queue = IoQueue::make(engine, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
   auto early = random_bytes(kMiB, 5);
   auto late = random_bytes(kMiB, 6);
   queue->submit({IoKind::kWrite, 0, late.data(), kMiB, {}})->synchronize();
@@ -236,7 +236,7 @@ TEST_CASE("what was never written, or not as one piece, cannot be read") {
   const DiskIo engine = each_engine();
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(4 * kPageBytes).has_value());
-  const auto queue = IoQueue::make(engine, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
   auto content = random_bytes(2 * kPageBytes, 7);
   queue->submit({IoKind::kWrite, 0, content.data(), content.size(), {}})->synchronize();
   std::vector<std::byte> back(4 * kPageBytes, std::byte{0xEB});
@@ -261,8 +261,8 @@ TEST_CASE("several queues of one file, each with blocks of other sizes in turn, 
   std::vector<std::jthread> threads;
   for (std::size_t q = 0; q < kQueues; ++q) {
     threads.emplace_back([&, q] {
-      const auto out = IoQueue::make(engine, file, "ebb-out");
-      const auto in = IoQueue::make(engine, file, "ebb-in");
+      const auto out = std::make_unique<IoQueue>(engine, file, "ebb-out");
+      const auto in = std::make_unique<IoQueue>(engine, file, "ebb-in");
       std::mt19937 random(static_cast<unsigned>(q));
       for (unsigned i = 0; i < 40; ++i) {
         const std::uint64_t page = random() % 16;

@@ -157,7 +157,7 @@ TEST_CASE("a file made in either way carries bytes") {
   for (FileDescriptor& descriptor : files_of(folder)) {
     SpillFile file(folder, std::move(descriptor));
     REQUIRE(file.grow(kMiB).has_value());
-    const auto queue = IoQueue::make(engine, file, "ebb-test");
+    const auto queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
     auto content = random_bytes(kMiB, 1);
     std::vector<std::byte> back(kMiB);
     const Ticket written = queue->submit({IoKind::kWrite, 0, content.data(), kMiB, {}});

@@ -38,7 +38,7 @@ void spill(const std::filesystem::path& path, Way way, DiskIo engine, int pipe) 
   if (!file.grow(kBlocks * kBlock).has_value()) {
     return;
   }
-  const auto queue = IoQueue::make(engine, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(engine, file, "ebb-test");
   std::vector<std::byte> content(kBlock, std::byte{1});
   std::deque<Ticket> in_flight;
   for (std::uint64_t i = 0;; ++i) {

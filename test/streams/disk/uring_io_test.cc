@@ -107,7 +107,7 @@ TEST_CASE("io_uring starts another read before it hashes one, and says that a wr
   CAPTURE(static_cast<int>(kind));
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(2 * kChunk).has_value());
-  const auto queue = IoQueue::make(DiskIo::kUring, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(DiskIo::kUring, file, "ebb-test");
   auto content = random_bytes(2 * kChunk, 12);
   const auto submit = [&](IoKind what, std::size_t offset, const Ticket& after) {
     return queue->submit({what, offset, content.data() + offset, kChunk, {after}});
@@ -133,7 +133,7 @@ TEST_CASE("a read that is short while as many are in flight as may be ends, and 
   constexpr std::size_t kOthers = 2 * UringIo::kDepth * kChunk;
   SpillFile file("/var/tmp");
   REQUIRE(file.grow(kOthers + kChunk).has_value());
-  const auto queue = IoQueue::make(DiskIo::kUring, file, "ebb-test");
+  const auto queue = std::make_unique<IoQueue>(DiskIo::kUring, file, "ebb-test");
   auto content = random_bytes(kOthers, 13);
   queue->submit({IoKind::kWrite, 0, content.data(), kOthers, {}})->synchronize();
   queue->submit({IoKind::kWrite, kOthers, content.data(), kChunk, {}})->synchronize();
