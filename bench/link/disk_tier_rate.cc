@@ -19,8 +19,8 @@ void DiskTierRate::lease_blocks_of(std::size_t bytes) {
   for (std::uint64_t leased = 0; leased < file_bytes_; leased += bytes) {
     std::optional<Block> block = tier_.try_acquire(bytes);
     if (!block) {
-      throw std::runtime_error("cannot make a spill file of " + human_bytes(file_bytes_) + " in " + folder_.string() +
-                               ": " + tier_.refusal().message());
+      throw std::runtime_error("there is no room for a spill file of " + human_bytes(file_bytes_) + " in " +
+                               folder_.string());
     }
     blocks_.push_back(*std::move(block));
   }
