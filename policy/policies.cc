@@ -23,7 +23,7 @@ class Always final : public Policy {
 };
 
 // Wraps another policy: decides about the storages that its rule has an answer for, and asks the inner policy about the
-// others.
+// others. A rule sees no steps: a policy with state of a step is a Policy of its own.
 class Wrapper final : public Policy {
  public:
   struct Kind {

@@ -23,8 +23,8 @@ struct Candidate {
   std::uint64_t ordinal = 0;   // how many candidates of this step came before
   std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none; valid
                                // during decide; filled in only for policies whose needs_operation() is true
-  bool region = false;  // the candidate is a checkpointed region that begins, of no known bytes. A region is kept or
-                        // recomputed. Only policies that plan are asked about regions
+  bool region = false;  // the candidate is a checkpointed region that begins, of no known bytes. Only a plan is asked
+                        // about regions, which are kept or recomputed; no Policy is
   Recompute recompute = Recompute::kNo;  // filled in only for policies whose needs_recompute() is true
 };
 
@@ -45,8 +45,9 @@ struct Matches {
 // a reason for, and asks the policy inside it about the others.
 //
 // Threads: an Offloader calls its policy from any thread, but never from two at once. The Offloader holds a lock
-// meanwhile, so a policy must run no operation whose tensors autograd would save. A policy with state belongs to one
-// Offloader; where several threads share the Offloader, the policy sees their steps mixed.
+// meanwhile, so a policy must not go backward, nor end the Offloader. An operation whose tensors autograd would save
+// throws c10::Error there, unless it is under a NoOpGuard. A policy with state belongs to one Offloader; where several
+// threads share the Offloader, the policy sees their steps mixed.
 class Policy {
  public:
   virtual ~Policy() = default;

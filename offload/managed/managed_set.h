@@ -100,7 +100,8 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
 
   // Brings the bytes of all of them to the device, ready for work on `stream`, as room is needed sends others home, and
   // prefetches what is expected next. The caller has called begin_use() of each. Returns whether more is to be
-  // prefetched by prefetch(), once the caller has begun its work and called end(). Throws as ManagedStorage::bring.
+  // prefetched by prefetch(), once the caller has begun its work and called end(). May block, on a GPU too, where
+  // another thread uses bytes at home (docs/threads.md). Throws as ManagedStorage::bring.
   [[nodiscard]] bool bring(std::span<const Use> uses, c10::Stream stream);
 
   // Ends uses that the caller has begun, whether or not bring() has been called.

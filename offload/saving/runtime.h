@@ -65,10 +65,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void serve(std::weak_ptr<ManagedSet> set);
 
   // Lets go of at least `bytes` of device memory, as far as possible: first the stash is emptied, for whose copies the
-  // streams wait, then unclaimed prefetches are cancelled, then managed storages leave, whose bytes mostly have a home
-  // already, and then storages that the policy has kept are evicted. Returns how many bytes were let go. Waits for no
-  // lock under which device memory is asked for, because the caller may hold the device allocator's lock. Does nothing
-  // inside of a Prefetching.
+  // streams wait, and on a CPU the caller, then unclaimed prefetches are cancelled, then managed storages leave, whose
+  // bytes mostly have a home already, and then storages that the policy has kept are evicted. Returns how many bytes
+  // were let go. Waits for no lock under which device memory is asked for, because the caller may hold the device
+  // allocator's lock. Does nothing inside of a Prefetching.
   std::uint64_t evict(std::uint64_t bytes) noexcept;
 
   // How many bytes evict() could let go at most.

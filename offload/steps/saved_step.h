@@ -98,8 +98,8 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   void used(Id id);
 
   // Starts copies in of the storages that are expected next, until the window is full, or under a plan until the bytes
-  // that PrefetchSchedule allows are held. `start`: SavedStorage::prefetch. Returns whether every storage that backward
-  // still needs has been prefetched.
+  // that PrefetchSchedule allows are held. `start`: SavedStorage::start_prefetch. Returns whether every storage that
+  // backward still needs has been prefetched.
   using Start = bool (*)(SavedStorage& storage, std::optional<std::uint64_t> held_bytes);
   bool prefetch(Start start);
 
@@ -112,7 +112,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Whether the access order is known: from a plan, or from an earlier step with the same sizes.
   [[nodiscard]] bool order_is_known();
 
-  // Notes that a copy that this step has prefetched is cancelled, as Prefetches does.
+  // Notes that a copy that this step has prefetched is cancelled, by Steps or by its storage.
   void prefetch_is_cancelled(bool device_is_full);
 
   // Of the thread that has made this step.

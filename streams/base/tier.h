@@ -32,8 +32,11 @@ struct StallStats {
 // Threads: every member may be called from any thread. Calls may switch the current device; they restore it.
 //
 // Errors: a failed copy is reported by its ticket's `synchronize`. A copy that cannot be queued throws c10::Error.
+//
+// Lifetime: blocks may outlive the tier. In a forked child a tier is not destroyed.
 class Tier {
  public:
+  // Waits for the copies that are under way.
   virtual ~Tier() = default;
 
   // The device whose memory this tier relieves.
@@ -42,7 +45,8 @@ class Tier {
   // The calling thread's current compute stream on `device()`, asked live.
   [[nodiscard]] virtual c10::Stream current_stream() const = 0;
 
-  // The point after all work given to `stream` so far. A copy can name the stream itself (After).
+  // The point after all work given to `stream` so far; null only where the calling thread is the compute stream. A copy
+  // can name the stream itself (After).
   [[nodiscard]] virtual Ticket record(c10::Stream stream) = 0;
 
   // Makes all later work of `stream` wait for the ticket. On a GPU the host does not block; on the CPU, where the
@@ -67,7 +71,7 @@ class Tier {
   // std::system_error where the system fails otherwise, c10::Error in a forked child.
   [[nodiscard]] virtual std::optional<Block> try_acquire(std::size_t bytes) = 0;
 
-  // Whether a block is memory of the host's, at Block::data().
+  // Whether a block is memory of the host's, at Block::data(): as the pool's backing says.
   [[nodiscard]] virtual bool blocks_are_memory() const { return false; }
 
   // Starts copying as many bytes as the block has. The memory must stay valid until the returned ticket is done. A copy
@@ -82,8 +86,8 @@ class Tier {
   [[nodiscard]] virtual PoolStats pool_stats() const = 0;
   [[nodiscard]] virtual StallStats stall_stats() const = 0;  // of waits that are over
 
-  // A point on the stream's own clock: the time at which the device gets there; where the calling thread is the compute
-  // stream, now.
+  // A point on the stream's own clock: the time at which the device gets there; by default now, which is right where
+  // the calling thread is the compute stream. A tier defines both of these members or neither.
   [[nodiscard]] virtual Ticket time_point(c10::Stream stream);
 
   // The time between two time points of this tier, both of which must be done.
@@ -102,6 +106,7 @@ class Tier {
   virtual void used(c10::Stream /*stream*/, const void* /*data*/, std::size_t /*bytes*/) {}
 
  protected:
+  // As wait(). The ticket may be null, and of any kind.
   virtual void make_wait(c10::Stream stream, const Ticket& ticket) = 0;
   [[nodiscard]] virtual c10::DataPtr take_memory(std::size_t bytes, c10::Stream stream) = 0;
 };

@@ -43,6 +43,7 @@ inline constexpr std::array kWaitPoints{
     WaitPointName{WaitPoint::kStreamWait, "stream_wait", true},
     WaitPointName{WaitPoint::kSlabEnd, "slab_end", true},
 };
-static_assert(kWaitPoints.size() == static_cast<std::size_t>(WaitPoint::kSlabEnd), "each but kCaller has an entry");
+static_assert(kWaitPoints.size() == static_cast<std::size_t>(WaitPoint::kSlabEnd),
+              "each but kCaller has an entry, and kSlabEnd is the last");
 
 }  // namespace ebb

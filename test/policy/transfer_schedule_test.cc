@@ -54,7 +54,7 @@ TEST_CASE("copies out may hold what other memory leaves") {
   CHECK(schedule_of(two_storages(), {kOffload, kOffload}, 30).stash.after_save == Bytes{25, 25});
 }
 
-TEST_CASE("what a recipe takes for itself is schedule that no copy may hold while it runs") {
+TEST_CASE("what a recipe takes for itself is room that no copy may hold while it runs") {
   StepRecord record = two_storages();
   recompute_from(record, 1, {});
   const TransferSchedule without = schedule_of(record, {kOffload, kRecompute}, 30);
@@ -68,7 +68,7 @@ TEST_CASE("what a recipe takes for itself is schedule that no copy may hold whil
   CHECK(schedule_of(record, {kOffload, kKeep}, 30).backward.held_bytes == Bytes{25, 25, 25});
 }
 
-TEST_CASE("a recipe inside a recipe takes its schedule where the outer one runs") {
+TEST_CASE("a recipe inside a recipe takes its room where the outer one runs") {
   StepRecord record = three_storages();  // the third is needed from 45, the second from 50, the first from 70
   recompute_from(record, 1, {});
   recompute_from(record, 2, {1});
@@ -80,12 +80,12 @@ TEST_CASE("a recipe inside a recipe takes its schedule where the outer one runs"
   CHECK(schedule.backward.held_bytes == Bytes{35, 15, 15, 35});  // at 45 both are made, and at 50 both are there
 }
 
-TEST_CASE("what is kept takes schedule from copies out once it is saved") {
+TEST_CASE("what is kept takes room from copies out once it is saved") {
   CHECK(schedule_of(two_storages(), {kOffload, kKeep}, 30).stash.after_save == Bytes{25, 15});
   CHECK(schedule_of(two_storages(), {kKeep, kOffload}, 30).stash.after_save == Bytes{15, 15});
 }
 
-TEST_CASE("what is dropped takes no schedule from copies out") {
+TEST_CASE("what is dropped takes no room from copies out") {
   StepRecord record = two_storages();
   recompute_from(record, 1, {});
   CHECK(schedule_of(record, {kOffload, kRecompute}, 30).stash.after_save == Bytes{25, 25});
@@ -110,7 +110,7 @@ TEST_CASE("what is kept and still in use counts once for copies out, as other me
   CHECK(schedule_of(record, {kKeep, kOffload}, 30).stash.after_save == Bytes{15, 15});
 }
 
-TEST_CASE("the source of a copy out that is still in use takes schedule once, and not twice") {
+TEST_CASE("the source of a copy out that is still in use takes room once, and not twice") {
   StepRecord record = two_storages();
   record.storages[0].idle_ms = 25;
   record.other = {{0, 5}, {10, 15}, {25, 5}};
@@ -172,7 +172,7 @@ TEST_CASE("a need from before backward begins a part too") {
   CHECK(held_bytes(record, {kOffload, kOffload}) == Bytes{21, 18, 18});
 }
 
-TEST_CASE("what is recomputed takes schedule from its need to its release") {
+TEST_CASE("what is recomputed takes room from its need to its release") {
   StepRecord record = two_storages();
   recompute_from(record, 1, {});
   CHECK(held_bytes(record, {kOffload, kRecompute}) == Bytes{25, 15, 25});
@@ -180,7 +180,7 @@ TEST_CASE("what is recomputed takes schedule from its need to its release") {
   CHECK(held_bytes(record, {kOffload, kRecompute}) == Bytes{25, 15, 15});
 }
 
-TEST_CASE("there is no schedule where other memory takes it all") {
+TEST_CASE("there is no room where other memory takes it all") {
   const TransferSchedule schedule = schedule_of(two_storages(), {kOffload, kKeep}, 3);
   CHECK(schedule.stash.after_save == Bytes{0, 0});
   CHECK(schedule.backward.held_bytes == Bytes{0, 0, 0});
@@ -193,7 +193,7 @@ TEST_CASE("there is room for everything where memory has no limit") {
   }
 }
 
-TEST_CASE("a step without storages has schedule all the same") {
+TEST_CASE("a step without storages has a schedule all the same") {
   StepRecord record;
   record.other = {{0, 5}};
   record.end_ms = 10;
