@@ -22,16 +22,15 @@ enum class WaitPoint : std::uint8_t {
   kStashBound,          // the stream, behind a source's copy out before it is let go to make room
   kStashEnd,            // the streams, behind all copies out of a stash that ends
 
-  kInAfterOut,      // a copy in, behind the copy out of the same bytes
-  kInAfterMemory,   // a copy in, behind the earlier users of the memory that it writes
-  kInGatesBlock,    // a block's next owner, behind the copy in
-  kUseAfterIn,      // the stream that asks for the bytes, behind the copy in
-  kUnusedAfterIn,   // the stream that owns the memory, behind a copy in that nobody has asked for
-  kOwnStream,       // a copy in is handed to no stream but the stream whose memory it is in
-  kPendingUses,     // a copy in is kept until each save of its storage has got the bytes
-  kBackAfterOut,    // a stream that owns or uses a managed storage's memory, behind a copy out that is under way
-  kFreeAfterUsers,  // the owner of a managed storage's memory, behind other streams that have used it, to free or copy
-                    // out
+  kInAfterOut,         // a copy in, behind the copy out of the same bytes
+  kInAfterMemory,      // a copy in, behind the earlier users of the memory that it writes
+  kInGatesBlock,       // a block's next owner, behind the copy in
+  kUseAfterIn,         // the stream that asks for the bytes, behind the copy in
+  kUnusedAfterIn,      // the stream that owns the memory, behind a copy in that nobody has asked for
+  kOwnStream,          // a copy in is handed to no stream but the stream whose memory it is in
+  kPendingUses,        // a copy in is kept until each save of its storage has got the bytes
+  kBackAfterOut,       // a stream that owns or uses a managed storage's memory, behind a copy out that is under way
+  kFreeAfterUsers,     // the stream that owns a managed storage's memory, behind the uses of other streams
   kAtHomeAfterUsers,   // the calling thread, which is to use bytes at home, behind all copies of their block
   kUseAfterPostponed,  // a stream that uses a managed storage, behind work that was put off until that use
 
