@@ -147,12 +147,12 @@ void ManagedSet::remove(const Stored& storage) {
   }
 }
 
-std::optional<Gauge::Lease> ManagedSet::keep(std::uint64_t bytes) {
+Gauge::Lease ManagedSet::keep(std::uint64_t bytes) {
   residency_->check_process();
   const MutexLock lock(mutex_);
   const std::uint64_t held = resident_.now_bytes();
   if (held > limits_.resident_bytes || bytes > limits_.resident_bytes - held) {
-    return std::nullopt;
+    return {};
   }
   return resident_.hold(bytes);
 }

@@ -88,9 +88,9 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   // Whether a storage of so many bytes could be resident if no other were.
   [[nodiscard]] bool may_keep(std::uint64_t bytes) const { return bytes <= limits_.resident_bytes; }
 
-  // Reserves room for a storage that stays on the device for good, in place of add(), until the lease ends. nullopt:
+  // Reserves room for a storage that stays on the device for good, in place of add(), until the lease ends. Empty:
   // there is no room. Throws as Residency::check_process.
-  [[nodiscard]] std::optional<Gauge::Lease> keep(std::uint64_t bytes);
+  [[nodiscard]] Gauge::Lease keep(std::uint64_t bytes);
 
   // A storage that an operation uses, and whether the operation may write to it.
   struct Use {

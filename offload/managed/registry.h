@@ -92,11 +92,11 @@ class Registry {
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::shared_ptr<ManagedSet> set;
-    std::weak_ptr<ManagedStorage> managed{};    // empty where the storage stays on the device
-    std::optional<Gauge::Lease> resident = {};  // of a storage that stays there within the set's bound
-    std::shared_ptr<PostponedWork> work = {};   // before the next use; null: none
-    std::shared_ptr<const void> watched = {};   // has a reference of each use; of a storage that may get a home later
-    std::vector<c10::Stream> watched_on = {};   // the streams of these uses
+    std::weak_ptr<ManagedStorage> managed{};   // empty where the storage stays on the device
+    Gauge::Lease resident = {};                // of a storage that stays there within the set's bound
+    std::shared_ptr<PostponedWork> work = {};  // before the next use; null: none
+    std::shared_ptr<const void> watched = {};  // has a reference of each use; of a storage that may get a home later
+    std::vector<c10::Stream> watched_on = {};  // the streams of these uses
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> parameter = {};  // whose state the storage is
   };
 
