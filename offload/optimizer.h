@@ -66,8 +66,7 @@ enum class UpdateOn : std::uint8_t {
   // The device updates parameters that have ended but for their states. It also updates those with a tensor that is not
   // at home: resident, refused by a full host, or just then in use or fetched by another thread. The same holds for
   // tensors that the kernels do not take: not contiguous, negated, complex, or a gradient in the memory of the
-  // parameter
-  // or a state. On a CPU this is a choice of kernels alone.
+  // parameter or a state. On a CPU this is a choice of kernels alone.
   kCpu,
 };
 

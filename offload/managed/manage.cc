@@ -94,19 +94,27 @@ void manage_beside(const at::Tensor& parameter, const at::Tensor& state) {
 
 ManagedCopy copy_beside(const at::Tensor& parameter, const at::Tensor& from) {
   const std::shared_ptr<ManagedSet> set = Registry::all().find(parameter).set;
-  if (set == nullptr) {
+  if (set == nullptr || !set->takes(from)) {
     return {};
   }
-  ManagedCopy copy{set->make_slot(), {}};
+  ManagedCopy copy;
   try {
     const c10::InferenceMode no_inference(false);
     copy.tensor = from.detach().clone(at::MemoryFormat::Contiguous);
   } catch (const c10::OutOfMemoryError&) {
     return {};
   }
-  if (add(set, copy.tensor, copy.slot) != Registry::Added::kYes) {
+  if (add(set, copy.tensor, set->make_slot()) != Registry::Added::kYes) {
     return {};
   }
+  // The weak reference keeps the address from being used again.
+  copy.home = {nullptr, [set, managed = Registry::all().find(copy.tensor).managed,
+                         storage = copy.tensor.storage().getWeakStorageImpl()](const void* /*none*/) {
+                 if (!set->residency().forked()) {
+                   Registry::all().remove(storage._unsafe_get_target());
+                   set->remove(managed);
+                 }
+               }};
   set->fit();
   return copy;
 }

@@ -30,14 +30,14 @@ bool try_to_manage(const std::shared_ptr<ManagedSet>& set, const at::Tensor& ten
 // set does, or where the state is nothing that the set takes, or somebody else has its storage.
 void manage_beside(const at::Tensor& parameter, const at::Tensor& state);
 
-// A managed tensor that nobody else has. Its home ends with the object.
+// A managed tensor that nobody else has.
 struct ManagedCopy {
-  ManagedSet::Slot slot;  // destroyed after the tensor
-  at::Tensor tensor;      // contiguous; undefined where there is none
+  std::shared_ptr<const void> home;  // whose end, by which nobody uses the tensor any more, ends the tensor's home
+  at::Tensor tensor;                 // contiguous; undefined where there is none
 };
 
-// A copy of a tensor of the parameter's size, in the set that manages the parameter. Returns none where the device has
-// no room for the copy, or the tier none for its home.
+// A copy of a tensor of the parameter's size, in the set that manages the parameter. Returns none where the set takes
+// no such tensor, the device has no room for the copy, or the tier none for its home.
 [[nodiscard]] ManagedCopy copy_beside(const at::Tensor& parameter, const at::Tensor& from);
 
 // Ends what manage() has begun for the tensors' storages, and for the states that optimizers have made of them: their

@@ -54,12 +54,13 @@ ManagedSet::Slot ManagedSet::make_slot() {
   {
     const MutexLock lock(mutex_);
     if (free_items_.empty()) {
-      free_items_.push_back(static_cast<std::uint32_t>(storages_.size()));
+      item = static_cast<std::uint32_t>(storages_.size());
+      order_.add(item);
       storages_.emplace_back();
-      order_.add(free_items_.back());
+    } else {
+      item = free_items_.back();
+      free_items_.pop_back();
     }
-    item = free_items_.back();
-    free_items_.pop_back();
   }
   return {new std::uint32_t(item), [set = weak_from_this()](const std::uint32_t* number) {
             const std::unique_ptr<const std::uint32_t> ended(number);

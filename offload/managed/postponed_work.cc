@@ -23,6 +23,7 @@ thread_local const PostponedWork* running_here = nullptr;  // on the calling thr
 
 // A tensor over another storage, with a version counter of its own.
 at::Tensor like(const at::Tensor& tensor, c10::Storage storage) {
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKey::Python);  // which may not know such a tensor
   auto made = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0),
                                                                     /*allow_tensor_metadata_change=*/true);
   made->set_storage_keep_dtype(std::move(storage));

@@ -164,6 +164,9 @@ std::shared_ptr<const std::vector<at::Tensor>> use_at_home(at::TensorList tensor
       each.work->before_use();
     }
   }
+  for (const Registry::Found& each : found) {  // all copies begin before one is waited for
+    each.set->send_home(each.managed);
+  }
   const auto home = std::make_shared<AtHome>();
   home->used.reserve(found.size());  // what begins a use must find room
   for (std::size_t i = 0; i < found.size(); ++i) {

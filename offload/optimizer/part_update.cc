@@ -173,7 +173,7 @@ std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, cons
   set_states(names, {});  // the work gets the tensors, and has the copy of a gradient by these alone
   return postpone(
       parameter, others_of(copy.tensor.defined() ? copy.tensor : gradient, parts),
-      [names, update, slot = copy.slot](const std::vector<at::Tensor>& tensors, bool has_parameter) {
+      [names, update, home = copy.home](const std::vector<at::Tensor>& tensors, bool has_parameter) {
         std::vector<Part> taken = names;
         set_states(taken, at::TensorList(tensors).slice(2));
         update_now(tensors[0], tensors[1], taken, update, has_parameter);
@@ -186,11 +186,20 @@ bool update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, con
   if (update.update_on == UpdateOn::kDevice || !can_update_at_home(parameter, gradient, parts)) {
     return false;
   }
-  const std::shared_ptr<PostponedWork> work = postpone_update(parameter, gradient, parts, update, WorkAt::kHome);
-  if (work != nullptr) {
-    work->before_use();
+  refuse_capture(parameter);
+  const ManagedCopy copy = has_home(gradient) ? ManagedCopy{nullptr, gradient} : copy_beside(parameter, gradient);
+  if (!copy.tensor.defined()) {
+    return false;
   }
-  return work != nullptr;
+  std::vector<at::Tensor> tensors = others_of(copy.tensor, parts);
+  tensors.insert(tensors.begin(), parameter);
+  const std::shared_ptr<const std::vector<at::Tensor>> home = use_at_home(tensors);
+  if (home != nullptr) {
+    std::vector<Part> taken = parts;
+    set_states(taken, at::TensorList(*home).slice(2));
+    update_now((*home)[0], (*home)[1], taken, update);
+  }
+  return home != nullptr;
 }
 
 }  // namespace ebb

@@ -40,10 +40,12 @@ void Updates::update(const at::Tensor& parameter, std::vector<Part>& parts,
     update.has_new_states = add_states(all, parameter, *rule, elements_at_once_);
     parts = std::move(all);
   }
+  const bool at_home = update_on_ == UpdateOn::kCpu && can_update_at_home(parameter, gradient, parts);
+  const WorkAt place = at_home ? WorkAt::kHome : WorkAt::kDevice;
   const bool is_put_off =
-      can_wait && (update_in_background(parameter, gradient, parts, update) ||
-                   (update_in_ == UpdateIn::kNextUse &&
-                    postpone_update(parameter, gradient, parts, update, WorkAt::kDevice) != nullptr));
+      can_wait &&
+      (update_in_background(parameter, gradient, parts, update) ||
+       (update_in_ == UpdateIn::kNextUse && postpone_update(parameter, gradient, parts, update, place) != nullptr));
   const bool is_elsewhere = is_put_off || update_at_home(parameter, gradient, parts, update);
   if (!is_elsewhere) {
     update_now(parameter, gradient, parts, update);
@@ -63,13 +65,16 @@ bool Updates::update_in_background(const at::Tensor& parameter, const at::Tensor
     return false;
   }
   made_in_.check("an optimizer");
+  const WithoutInterpreterLock without;  // as in end_thread
   const auto thread = can_update_at_home(parameter, gradient, parts) ? this->thread() : nullptr;
   if (thread == nullptr) {
     return false;
   }
   const std::uint64_t copied_bytes = has_home(gradient) ? 0 : gradient.nbytes();
   const auto postpone = [&] { return postpone_update(parameter, gradient, parts, update, WorkAt::kHome); };
-  auto reserved = reserve(copied_bytes, most_copied_bytes_ - std::min(most_copied_bytes_, copied_bytes));
+  auto reserved = copied_bytes == 0
+                      ? nullptr
+                      : reserve(copied_bytes, most_copied_bytes_ - std::min(most_copied_bytes_, copied_bytes));
   std::shared_ptr<PostponedWork> work = postpone();
   if (work == nullptr && copied_bytes != 0) {  // whether there is room must not depend on how far the thread is
     reserved = nullptr;
@@ -101,13 +106,13 @@ std::shared_ptr<c10::ThreadPool> Updates::thread() {
   return thread_;
 }
 
-// Blocks the calling thread until at most `most_before` bytes are reserved, unless it asks for none. The bytes are
-// reserved as long as the result lives.
+// Blocks the calling thread until at most `most_before` bytes are reserved. The bytes are reserved as long as the
+// result lives.
 std::shared_ptr<const void> Updates::reserve(std::uint64_t bytes, std::uint64_t most_before) {
   const WithoutInterpreterLock without;  // as in end_thread
   {
     const MutexLock lock(mutex_);
-    while (bytes != 0 && copied_bytes_ > most_before) {
+    while (copied_bytes_ > most_before) {
       mutex_.wait(changed_);
     }
     copied_bytes_ += bytes;

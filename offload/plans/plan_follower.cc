@@ -156,17 +156,19 @@ PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Ten
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();
-  const bool begins = candidate.ordinal == 0;
-  if (begins) {
+  const auto tell_log = [&] {
+    if (managed != nullptr) {
+      managed->log()->record_by(step.recorder());
+    }
+  };
+  if (candidate.ordinal == 0) {
     begin_step_locked(step, managed);
+    tell_log();
   }
   const auto [decision, plan] = planner_.decide(candidate);
-  const bool turns = plan != step.plan();
-  if (turns) {
+  if (plan != step.plan()) {
     follow_locked(step, plan);
-  }
-  if (managed != nullptr && (begins || turns)) {
-    managed->log()->record_by(step.recorder());
+    tell_log();
   }
   if (managed != nullptr && bound_by_ != plan) {
     set_bound_locked(*managed, plan);

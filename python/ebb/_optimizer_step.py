@@ -11,9 +11,10 @@ from ebb._optimizer import Optimizer
 
 
 class _Arguments(tuple[Any, ...]):
-    """The arguments of one step. Only torch's wrapper of step() has them, so that they end when the step does.
+    """The arguments of one step. Only torch's wrapper of step() has them, so that they end when the step returns.
 
-    A hook after the step would not do: torch calls none where the step raises.
+    A hook after the step would not do: torch calls none where the step raises. After such a step they live as long as
+    its traceback.
     """
 
     step: _core.OptimizerStep

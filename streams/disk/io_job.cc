@@ -22,6 +22,7 @@ bool IoJob::pass_gates() noexcept {
       }
     } catch (...) {
       if (request_.kind == IoKind::kRead) {  // the bytes to read never arrived in the file
+        request_.after.clear();
         finish(std::current_exception());
         return false;
       }
@@ -54,7 +55,7 @@ void IoJob::finish_chunk(std::exception_ptr error) noexcept {
     error_ = std::move(error);
   }
   --chunks_left_;
-  if (chunks_left_ > 0 && (in_force(WaitPoint::kDiskLastPart) || done())) {
+  if (done() || (chunks_left_ > 0 && in_force(WaitPoint::kDiskLastPart))) {
     return;
   }
   if (request_.trace != nullptr) {

@@ -527,6 +527,29 @@ TEST_CASE("no more bytes of copies than are asked for wait for their updates", "
   CHECK(at::equal(value_of(weights[0]), value_of(weights[1])));
 }
 
+TEST_CASE("homes of copies of gradients end with their updates", "[managed]") {
+  constexpr int kWeights = 64;
+  constexpr int kCopies = 2;  // that may wait for their updates
+  Rig rig(late_without_stash());
+  const std::shared_ptr<UpdateRule> rule =
+      rule_of<torch::optim::SGDOptions>(torch::optim::SGDOptions(0.1).momentum(0.9), /*step=*/1);
+  const at::NoGradGuard no_grad;
+  Tensors weights;
+  std::vector<std::vector<Part>> states;
+  for (int i = 0; i < kWeights; ++i) {
+    weights.push_back(make_weight());
+    states.push_back({{{"momentum_buffer", at::zeros({kFloats})}}});
+    rig.offloader().manage({weights.back(), states.back().front().at("momentum_buffer")}, within(0));
+  }
+  Updates updates(UpdateIn::kNextUse, UpdateOn::kCpu, kElementsAtOnce, kCopies * kBytes);
+  for (int i = 0; i < kWeights; ++i) {
+    weights[i].mutable_grad() = at::ones({kFloats});
+    updates.update(weights[i], states[i], rule, Updates::Called::kInStep);
+  }
+  CHECK(rig.stats().pool.peak_bytes <= (2 * kWeights + kCopies + 1) * kBytes);  // one may be about to end
+  CHECK(at::equal(value_of(weights[0]), value_of(weights[kWeights - 1])));
+}
+
 constexpr std::int64_t kMany = 1 << 20;
 
 // A weight, and an optimizer that has made one step of the same kind before.
