@@ -13,6 +13,7 @@
 #include "examples/train/sample.h"
 #include "offload/guard.h"
 #include "offload/offloader.h"
+#include "offload/optimizer_step.h"
 #include "offload/parameters.h"
 
 namespace ebb {
@@ -103,6 +104,7 @@ float Trainer::step(std::int64_t index, Offloader& offloader) {
   const auto loss = state_->run(index, offloader);
   torch::nn::utils::clip_grad_norm_(state_->model->parameters(), kLargestGradientNorm);
   set_learning_rate(state_->optimizer, state_->schedule.at(index));
+  const OptimizerStep makes_states(state_->optimizer);  // for states that live where their weights do
   state_->optimizer.step();
   return loss.item<float>();
 }
