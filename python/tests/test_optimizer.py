@@ -373,10 +373,9 @@ def test_steps_of_old_checkpoints_are_numbers(home):
 @pytest.mark.parametrize("update_on", ["device", "cpu"])  # homes are files, in which the CPU does not compute
 def test_an_error_in_an_update_reaches_the_use(home, update_on):
     weight, optimizer = stepped(home, update_in="next_use", update_on=update_on)
-    other = torch.ones(3, requires_grad=True)
-    home.manage([other], device_bytes=0, minimum_bytes=0)
-    with torch.no_grad():
-        optimizer.state[weight]["exp_avg"] = torch.zeros_like(other)  # managed, and of other sizes
+    of_other_sizes = torch.zeros(3)
+    home.manage([of_other_sizes], device_bytes=0, minimum_bytes=0)
+    optimizer.state[weight]["exp_avg"] = of_other_sizes
     optimizer.step()
     with pytest.raises(RuntimeError, match="other sizes"):
         weight.sum()
