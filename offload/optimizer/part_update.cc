@@ -121,6 +121,12 @@ std::vector<at::Tensor> others_of(const at::Tensor& gradient, const std::vector<
   return others;
 }
 
+// The gradient, or where that has no home, a copy that has. None where the copy finds no room.
+ManagedCopy with_home(const at::Tensor& parameter, const at::Tensor& gradient) {
+  refuse_capture(parameter);
+  return has_home(gradient) ? ManagedCopy{nullptr, gradient} : copy_beside(parameter, gradient);
+}
+
 // Sets the tensors, in the order of others_of(). None: to undefined ones.
 void set_states(std::vector<Part>& parts, at::TensorList states) {
   const at::Tensor* next = states.begin();
@@ -159,21 +165,17 @@ void update_now(const at::Tensor& parameter, const at::Tensor& gradient, const s
 
 std::shared_ptr<PostponedWork> postpone_update(const at::Tensor& parameter, const at::Tensor& gradient,
                                                const std::vector<Part>& parts, const Update& update, WorkAt at) {
-  ManagedCopy copy;
-  if (at == WorkAt::kHome && !has_home(gradient)) {
-    refuse_capture(parameter);
-    copy = copy_beside(parameter, gradient);
-    if (!copy.tensor.defined()) {
-      return nullptr;
-    }
+  const ManagedCopy from = at == WorkAt::kHome ? with_home(parameter, gradient) : ManagedCopy{nullptr, gradient};
+  if (!from.tensor.defined()) {
+    return nullptr;
   }
   const bool reads_parameter =  // into its states
       update.rule->do_states_take_target() && !parts.front().empty() && !parts.front().contains(kMaster);
   std::vector<Part> names = parts;
   set_states(names, {});  // the work gets the tensors, and has the copy of a gradient by these alone
   return postpone(
-      parameter, others_of(copy.tensor.defined() ? copy.tensor : gradient, parts),
-      [names, update, home = copy.home](const std::vector<at::Tensor>& tensors, bool has_parameter) {
+      parameter, others_of(from.tensor, parts),
+      [names, update, home = from.home](const std::vector<at::Tensor>& tensors, bool has_parameter) {
         std::vector<Part> taken = names;
         set_states(taken, at::TensorList(tensors).slice(2));
         update_now(tensors[0], tensors[1], taken, update, has_parameter);
@@ -186,12 +188,11 @@ bool update_at_home(const at::Tensor& parameter, const at::Tensor& gradient, con
   if (update.update_on == UpdateOn::kDevice || !can_update_at_home(parameter, gradient, parts)) {
     return false;
   }
-  refuse_capture(parameter);
-  const ManagedCopy copy = has_home(gradient) ? ManagedCopy{nullptr, gradient} : copy_beside(parameter, gradient);
-  if (!copy.tensor.defined()) {
+  const ManagedCopy from = with_home(parameter, gradient);
+  if (!from.tensor.defined()) {
     return false;
   }
-  std::vector<at::Tensor> tensors = others_of(copy.tensor, parts);
+  std::vector<at::Tensor> tensors = others_of(from.tensor, parts);
   tensors.insert(tensors.begin(), parameter);
   const std::shared_ptr<const std::vector<at::Tensor>> home = use_at_home(tensors);
   if (home != nullptr) {
