@@ -17,7 +17,8 @@ namespace ebb {
 // What the thread then makes by zeros_like, ones_like or full_like of one of the optimizer's parameters, without
 // gradients and outside of backward, is a state. If Offloader::manage has been given the parameter, the state is
 // managed, too, as soon as it is made. Otherwise, and without such an object, it is the program's, and stays on the
-// device. ebb's own optimizers need no such object.
+// device; a process that never makes such an object gets a warning with the first. ebb's own optimizers need no such
+// object.
 //
 // Threads: for the thread that made the object, which may end on another.
 class [[nodiscard]] OptimizerStep {
@@ -29,6 +30,9 @@ class [[nodiscard]] OptimizerStep {
 
   // Whether an optimizer of this parameter steps on the calling thread.
   [[nodiscard]] static bool steps(const at::Tensor& parameter);
+
+  // Whether the process has ever made an object of this class.
+  [[nodiscard]] static bool is_known();
 
  private:
   const std::shared_ptr<const std::vector<at::Tensor>> parameters_;

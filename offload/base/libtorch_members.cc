@@ -52,9 +52,9 @@ template struct Shown<NodeMutex, &Node::mutex_>;
 
 }  // namespace
 
-bool& refuses_all(c10::StorageImpl& storage) { return storage.*member(RefusesAll()); }
-
-bool& refuses_writes(c10::StorageImpl& storage) { return storage.*member(RefusesWrites()); }
+Refusals refusals_of(c10::StorageImpl& storage) {
+  return {storage.*member(RefusesAll()), storage.*member(RefusesWrites())};
+}
 
 c10::DispatchKeySet& key_set_of(const at::TensorBase& tensor) {
   return tensor.unsafeGetTensorImpl()->*member(KeySet());

@@ -25,9 +25,12 @@ struct SavedVariableHooks;
 
 namespace ebb {
 
-// Whether the storage refuses each access to its memory, and whether it refuses accesses that may write.
-[[nodiscard]] bool& refuses_all(c10::StorageImpl& storage);
-[[nodiscard]] bool& refuses_writes(c10::StorageImpl& storage);
+// Which accesses to its memory a storage refuses.
+struct Refusals {
+  bool& all;
+  bool& writes;  // those that may write
+};
+[[nodiscard]] Refusals refusals_of(c10::StorageImpl& storage);
 
 [[nodiscard]] c10::DispatchKeySet& key_set_of(const at::TensorBase& tensor);
 

@@ -249,7 +249,6 @@ bool ManagedSet::note_operation(std::span<const Use> uses) {
     for (int i = 0; i < kLookedAtAUse; ++i) {
       next_looked_at_ = (next_looked_at_ + 1) % static_cast<std::uint32_t>(storages_.size());
       take_if_dead(next_looked_at_, dead);
-      order_.look_at(next_looked_at_);
     }
   }
   return is_news;

@@ -27,10 +27,11 @@ void set(bool& flag, bool value) {
 }
 
 void refuse_access(c10::StorageImpl& storage, bool refuse) {
-  set(refuses_all(storage), refuse && !addresses_are_read);
+  const Refusals refusals = refusals_of(storage);
+  set(refusals.all, refuse && !addresses_are_read);
   if (!refuse) {
-    set(refuses_writes(storage), false);
-  } else if (!refuses_writes(storage)) {
+    set(refusals.writes, false);
+  } else if (!refusals.writes) {
     storage.set_throw_on_mutable_data_ptr();  // LibTorch then looks at each write, for memory that is shared, too
   }
 }
@@ -80,11 +81,6 @@ ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home
 ManagedStorage::~ManagedStorage() {
   const MutexLock lock(mutex_);
   const c10::DataPtr memory = drop_locked(WaitPoint::kStashEnd);
-}
-
-bool ManagedStorage::home_has_bytes() {
-  const MutexLock lock(mutex_);
-  return homes_ != HomesBytes::kOld;
 }
 
 bool ManagedStorage::comes_back() {

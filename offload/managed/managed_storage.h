@@ -84,7 +84,10 @@ class ManagedStorage {
   [[nodiscard]] bool can_leave() const { return is_here() && uses_ == 0 && (!stays_now_ || !is_alive()); }
 
   // Whether the home has the bytes, so that they leave without a copy.
-  [[nodiscard]] bool home_has_bytes();
+  [[nodiscard]] bool home_has_bytes() {
+    const MutexLock lock(mutex_);
+    return homes_ != HomesBytes::kOld;
+  }
 
   // Whether the program still has the storage.
   [[nodiscard]] bool is_alive() const { return !storage_.expired(); }

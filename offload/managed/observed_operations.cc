@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include "offload/base/backward_pass.h"
+#include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/managed/collective.h"
 #include "offload/managed/in_parts.h"
@@ -24,10 +25,21 @@ namespace {
 
 using Kind = OperatorTraits::Kind;
 
-// Whether what is made like this tensor is a state, and not for an operation, a model or backward.
-bool makes_state(const c10::IValue& like) {
-  return like.isTensor() && !at::GradMode::is_enabled() && !in_backward() && !Uses::is_open() &&
-         OptimizerStep::steps(like.toTensor());
+// Has what was made like another tensor be managed where it is a state, and not for an operation, a model or backward.
+void manage_if_state(const at::Tensor& like, const at::Tensor& made) {
+  if (at::GradMode::is_enabled() || in_backward() || Uses::is_open()) {
+    return;
+  }
+  if (OptimizerStep::steps(like)) {
+    manage_beside(like, made);
+  } else if (like.requires_grad() && like.is_leaf() && !OptimizerStep::is_known()) {
+    [[maybe_unused]] static const bool said = [] {
+      log_warning(
+          "what the program makes like a managed parameter stays on the device. If an optimizer makes its states so, "
+          "put an ebb::OptimizerStep around step(), and the states are managed, too");
+      return true;
+    }();
+  }
 }
 
 void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -43,8 +55,8 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
   if (traits.kind == Kind::kMakesAlike) {
     const c10::IValue like = torch::jit::peek(*stack, 0, count);
     go_on();
-    if (const c10::IValue& made = torch::jit::peek(*stack, 0, 1); made.isTensor() && makes_state(like)) {
-      manage_beside(like.toTensor(), made.toTensor());
+    if (const c10::IValue& made = torch::jit::peek(*stack, 0, 1); like.isTensor() && made.isTensor()) {
+      manage_if_state(like.toTensor(), made.toTensor());
     }
     return;
   }

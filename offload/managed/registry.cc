@@ -12,8 +12,6 @@
 
 namespace ebb {
 
-Registry& Registry::all() { return PerProcess<Registry>::here(); }
-
 Registry::Found Registry::find(const c10::StorageImpl* storage) {
   const SharedLock lock(mutex_);
   const auto known = entries_.find(storage);

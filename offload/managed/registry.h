@@ -47,7 +47,7 @@ class Registry {
     std::shared_ptr<const void> use_of_watched = nullptr;
   };
 
-  static Registry& all();
+  static Registry& all() { return PerProcess<Registry>::here(); }
 
   [[nodiscard]] Found find(const c10::StorageImpl* storage);
   [[nodiscard]] Found find(const at::Tensor& tensor);  // nothing, where operations on the tensor are not observed

@@ -90,6 +90,11 @@ void UseOrder::add(Item item) {
 bool UseOrder::use(Item item, std::uint64_t bytes, std::uint64_t window) {
   const bool is_news = history_.use(item, bytes, window);
   put(item, Where::kNowhere);
+  constexpr int kSortedInAUse = 4;
+  for (int i = 0; i < kSortedInAUse; ++i) {
+    sorted_in_ = (sorted_in_ + 1) % known_.size();
+    static_cast<void>(is_right(known_[sorted_in_].key));
+  }
   return is_news;
 }
 

@@ -83,15 +83,13 @@ class UseOrder {
     friend bool operator<(const Key& a, const Key& b) { return a.next != b.next ? a.next > b.next : a.item < b.item; }
   };
 
-  // Makes room for the item, for which the other members may then be called. Nowhere at first.
+  // Makes room for the item, for which the other members may then be called. Nowhere at first. Items are added in their
+  // order, from 0 on.
   void add(Item item);
 
-  // As UseHistory's. The item is nowhere until the next put(). To be followed by look_at() of a few items in turn.
+  // As UseHistory's. The item is nowhere until the next put(). Also sorts a few other items in, in turn: after a jump
+  // back in the history, what is used soon may be sorted as if used late, where nobody looks.
   bool use(Item item, std::uint64_t bytes, std::uint64_t window);
-
-  // Sorts the item in, if its next use is another by now. After a jump back in the history, what is used soon may be
-  // sorted as if used late, where nobody looks.
-  void look_at(Item item) noexcept { static_cast<void>(is_right(known_[item].key)); }
 
   // Says where the item is.
   void put(Item item, Where where) noexcept;
@@ -118,8 +116,9 @@ class UseOrder {
   bool is_right(const Key& key) noexcept;
 
   UseHistory history_;
-  std::array<Keys, 3> keys_;  // by Where
-  std::vector<Known> known_;  // by item
+  std::array<Keys, 3> keys_;   // by Where
+  std::vector<Known> known_;   // by item
+  std::size_t sorted_in_ = 0;  // the item that was looked at last
 };
 
 }  // namespace ebb

@@ -46,8 +46,7 @@ Uses::Uses(at::TensorList read, at::TensorList written) : Uses(Outer::kMayServe)
   bring();
 }
 
-Uses::~Uses() {
-  leave();
+void Uses::end() {
   for (OfSet& each : sets_) {
     each.set->end({each.uses.data(), each.uses.size()});
   }
@@ -115,15 +114,6 @@ void Uses::bring() {
     each.has_more_to_prefetch = each.set->bring({each.uses.data(), each.uses.size()}, each.stream);
   }
   around_ = std::exchange(innermost_, this);
-}
-
-void Uses::leave() {
-  for (Uses** link = &innermost_; *link != nullptr; link = &(*link)->around_) {
-    if (*link == this) {
-      *link = around_;
-      return;
-    }
-  }
 }
 
 bool Uses::are_on_a_cpu() const {

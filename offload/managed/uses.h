@@ -40,7 +40,12 @@ class Uses {
   // the tensors would.
   explicit Uses(at::TensorList read, at::TensorList written = {});
 
-  ~Uses();
+  ~Uses() {
+    leave();
+    if (!sets_.empty()) {  // of operations inside of another's uses most have none
+      end();
+    }
+  }
   Uses(const Uses&) = delete;
   Uses& operator=(const Uses&) = delete;
 
@@ -52,7 +57,14 @@ class Uses {
   // To be called once, when all have been added. Operations on the calling thread are inside of these uses from then
   // on, until leave() or the end. Throws as ManagedSet::bring.
   void bring();
-  void leave();
+  void leave() {
+    for (Uses** link = &innermost_; *link != nullptr; link = &(*link)->around_) {
+      if (*link == this) {
+        *link = around_;
+        return;
+      }
+    }
+  }
 
   // Whether one of the storages is on a CPU, where nothing but the program's waiting orders another thread's work.
   [[nodiscard]] bool are_on_a_cpu() const;
@@ -72,6 +84,7 @@ class Uses {
     std::size_t use;
   };
 
+  void end();
   [[nodiscard]] ManagedSet::Use* use_of(const c10::StorageImpl* storage);
 
   static inline thread_local Uses* innermost_ = nullptr;  // of those that are open here

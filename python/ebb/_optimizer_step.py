@@ -32,3 +32,4 @@ def _begin(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict
 def watch_optimizer_steps() -> None:
     """Has what torch's optimizers make by zeros_like of a managed parameter in step() be managed, too. Once for the process."""
     register_optimizer_step_pre_hook(_begin)
+    _core.OptimizerStep([])  # steps are watched: ebb need not warn of states that nobody manages

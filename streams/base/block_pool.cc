@@ -16,11 +16,7 @@ constexpr std::uint64_t kMostGrowthBytes = 1ull << 30;
 
 }  // namespace
 
-Block::~Block() {
-  if (pool_ != nullptr) {
-    pool_->release(address_, size_, std::move(gates_));
-  }
-}
+void Block::give_back() noexcept { pool_->release(address_, size_, std::move(gates_)); }
 
 void* Block::data() const {
   TORCH_INTERNAL_ASSERT(pool_->backing_->is_memory());

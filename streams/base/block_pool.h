@@ -39,7 +39,11 @@ class Block {
   }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
-  ~Block();
+  ~Block() {
+    if (pool_ != nullptr) {
+      give_back();
+    }
+  }
 
   // A pointer's value for host memory, an offset in bytes for a file; and the pointer, which a file's block has not.
   [[nodiscard]] std::uint64_t address() const { return address_; }
@@ -55,6 +59,8 @@ class Block {
   void prepare_gate();
 
  private:
+  void give_back() noexcept;
+
   std::shared_ptr<BlockPool> pool_;  // null when moved from
   std::uint64_t address_;
   std::size_t size_;

@@ -23,7 +23,8 @@ struct StallStats {
 
 // A place where the bytes of a saved storage live while they are off the device, and the two lanes that copy the bytes
 // out and in. A tier moves bytes, and its callers decide which bytes to move. Implementations: PinnedTier (GPU and host
-// memory), DiskTier (RAM and a spill file), SimulatedTier (tests).
+// memory), DiskTier (RAM and a spill file), SimulatedTier (tests). test/streams/tier_contract_test.cc tests all of
+// them.
 //
 // Ordering: NOTHING is implied. A copy starts when every ticket in `after` is done and the streams in `after` have done
 // the work that they had been given by the call. No later copy or compute work waits for the copy unless told to. All

@@ -12,5 +12,6 @@ extern const Modes kEngineModes;
 extern const Modes kExitModes;
 extern const Modes kForkModes;
 extern const Modes kMemoryModes;
+extern const Modes kWarningModes;
 
 }  // namespace ebb

@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   modes.insert(ebb::kEngineModes.begin(), ebb::kEngineModes.end());
   modes.insert(ebb::kForkModes.begin(), ebb::kForkModes.end());
   modes.insert(ebb::kMemoryModes.begin(), ebb::kMemoryModes.end());
+  modes.insert(ebb::kWarningModes.begin(), ebb::kWarningModes.end());
   const auto mode = modes.find(argc == 2 ? argv[1] : "");
   if (mode == modes.end()) {
     std::cerr << "usage: process_probe MODE\n";

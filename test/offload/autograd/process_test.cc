@@ -209,4 +209,15 @@ TEST_CASE("a CPU allocator that the program sets, before an offloader or after i
   CHECK(probe("memory_of_programs_allocator") == well("the program's\nanother\nthe program's\n"));
 }
 
+TEST_CASE("states made without an OptimizerStep are warned of once in a process", "[process][managed]") {
+  const Ending warned = probe("states_without_a_step");
+  CHECK(warned.status == 0);
+  const std::string what = "put an ebb::OptimizerStep around step()";
+  const std::size_t first = warned.said.find(what);
+  CHECK(warned.said.starts_with("state\n"));
+  REQUIRE(first != std::string::npos);
+  CHECK(warned.said.find(what, first + 1) == std::string::npos);
+  CHECK(probe("states_within_a_step") == well(repeated(5, "state\n")));
+}
+
 }  // namespace ebb
