@@ -73,8 +73,8 @@ ManagedStorage::ManagedStorage(Set& set, const c10::Storage& storage, Block home
   }
   impl.get_extra_meta().custom_data_ptr_error_msg_ =
       "ebb: this tensor's memory is managed and comes and goes, and was asked for without an operation on the tensor "
-      "(data_ptr(), numpy(), print, tolist, saving it, an older tensor of the same storage). Take a copy first, "
-      "such as tensor.detach().clone().";
+      "(data_ptr(), numpy(), print, tolist, saving it, an older tensor of the same storage or a graph from before "
+      "manage()). Take a copy first, such as tensor.detach().clone().";
   refuse_access(impl, true);
 }
 

@@ -34,6 +34,9 @@ void Updates::update(const at::Tensor& parameter, std::vector<Part>& parts,
   TORCH_CHECK(gradient.layout() == c10::kStrided, "ebb: ", rule->name(),
               " does not support gradients that are sparse, ", "or have another layout: ", gradient.layout());
   Update update{rule, update_on_, /*has_new_states=*/false, elements_at_once_};
+  if (std::ranges::all_of(parts, &Part::empty)) {  // which says nothing of how many there are to be
+    parts.resize(row_ranges(parameter, elements_at_once_).size());
+  }
   const bool can_wait = !parts.empty() && has_all_states(parts.front(), parameter, *rule);
   if (!can_wait) {
     std::vector<Part> all = parts;

@@ -699,17 +699,34 @@ def test_sparse_gradients_are_refused():
 
 
 @pytest.mark.parametrize("make", [new_model, new_half_model])
-def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make):
+@pytest.mark.parametrize(
+    ("kind", "options", "of_parameters_size"),
+    [(ebb.AdamW, {"amsgrad": True}, "exp_avg"), (ebb.SGD, {"momentum": 0.9}, "momentum_buffer"), (ebb.SGD, {}, None)],
+)
+def test_an_update_in_parts_is_the_update_at_once(monkeypatch, home, make, kind, options, of_parameters_size):
     expected_model, model = make(), make()
-    expected = train(expected_model, ebb.AdamW(expected_model.parameters(), lr=1e-2, amsgrad=True), home)
+    expected = train(expected_model, kind(expected_model.parameters(), lr=1e-2, **options), home)
     monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", 40)
-    optimizer = ebb.AdamW(model.parameters(), lr=1e-2, amsgrad=True)
+    optimizer = kind(model.parameters(), lr=1e-2, **options)
     assert_equal(train(model, optimizer, home), expected)
     states = optimizer.state_dict()["state"].values()
     steps = {int(state["step"]) for state in states}
     assert len(steps) == 1 and steps.pop() > 0
-    assert [state["exp_avg"].shape for state in states] == [each.shape for each in model.parameters()]
+    if of_parameters_size is not None:
+        assert [state[of_parameters_size].shape for state in states] == [each.shape for each in model.parameters()]
     assert any("parts" in state for state in optimizer.state.values())
+
+
+def test_a_checkpoint_without_states_goes_on_in_parts(monkeypatch):
+    plain, parameter = torch.ones(8, 4, requires_grad=True), torch.ones(8, 4, requires_grad=True)
+    theirs = torch.optim.SGD([plain], lr=0.1)
+    plain.grad, parameter.grad = torch.ones(8, 4), torch.ones(8, 4)
+    theirs.step()
+    monkeypatch.setattr("ebb._optimizer._ELEMENTS_AT_ONCE", 4)
+    ours = ebb.SGD([parameter], lr=0.1)
+    ours.load_state_dict(theirs.state_dict())
+    ours.step()
+    assert torch.equal(parameter, plain)
 
 
 class RowsAreCopies(torch.Tensor):
