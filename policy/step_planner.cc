@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "policy/goal_planner.h"
+#include "policy/resized_step.h"
 
 namespace ebb {
 namespace {
@@ -16,6 +17,22 @@ constexpr std::size_t kMaxOpenRecords = 4;
 constexpr int kPatience = 8;
 
 bool planned(const StepPlanner::Known& known) { return known.plan != nullptr; }
+
+// Whether the storages are of the same operations, as far as there are storages of both.
+bool begin_alike(const StepPlanner::Signature& one, const StepPlanner::Signature& other) {
+  const std::size_t count = std::min(one.size(), other.size());
+  return std::equal(one.begin(), one.begin() + static_cast<std::ptrdiff_t>(count), other.begin(),
+                    [](const auto& a, const auto& b) { return a.operation == b.operation; });
+}
+
+// The first storage whose bytes differ, in steps of one structure that are not alike.
+std::size_t place_of_size(const StepPlanner::Signature& one, const StepPlanner::Signature& other) {
+  return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
+}
+
+bool tells_of_sizes(const StepPlanner::Known& known) {
+  return known.is_warm && !known.record.awaits_managed && known.record.end_ms > 0;
+}
 
 LinkRates slower(LinkRates rates, double slowdown) {
   rates.out_bytes_per_ms /= slowdown;
@@ -72,7 +89,8 @@ void StepPlanner::stop_recording() {
 
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
-  return {decision, now_.following == nullptr ? nullptr : now_.following->plan};
+  const Known* const known = now_.following;
+  return known == nullptr ? Answer{decision, nullptr} : Answer{decision, known->plan, known->structure};
 }
 
 Decision StepPlanner::decision_about(const Candidate& candidate) {
@@ -134,16 +152,38 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   leaves_alone_ = is_warm && !record.awaits_managed && record.managed.empty() && fits_whole(saved);
   auto known = std::ranges::find(known_, *recorded.mapped(), &Known::signature);
   if (known == known_.end()) {
-    known_.push_front({*recorded.mapped(), 0});
+    known_.push_front({*recorded.mapped(), structure_of(*recorded.mapped())});
     known = known_.begin();
-    if (known_.size() > kMaxPlans && &known_.back() != now_.following) {
-      known_.pop_back();
-    }
+    forget_oldest();
   }
   known->record = record;
+  known->is_warm = known->is_warm || is_warm;
   const int wanted = record.awaits_managed ? kMostRecordedSteps : kRecordedSteps;
-  if (++known->records >= wanted) {
+  if (++known->records >= wanted || unlike_in_size(*known) != nullptr) {
     make_plan_of(*known);
+  }
+}
+
+std::uint64_t StepPlanner::structure_of(const Signature& signature) {
+  for (const Known& each : known_) {
+    if (each.signature.size() == signature.size() && begin_alike(each.signature, signature)) {
+      return each.structure;
+    }
+  }
+  return ++structures_;
+}
+
+// What is known of steps that were not recorded goes first: it can be made again.
+void StepPlanner::forget_oldest() {
+  if (known_.size() <= kMaxPlans) {
+    return;
+  }
+  auto oldest = std::find_if(known_.rbegin(), known_.rend(), [&](const Known& each) {
+    return each.records == 0 && planned(each) && &each != now_.following;
+  });
+  oldest = oldest == known_.rend() ? known_.rbegin() : oldest;
+  if (&*oldest != now_.following) {
+    known_.erase(std::prev(oldest.base()));
   }
 }
 
@@ -208,10 +248,10 @@ double StepPlanner::slowdown_that_explains(const Known& known, double step_ms) c
   return high;
 }
 
-void StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms, const StepCost& cost) {
+bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms, const StepCost& cost) {
   const auto known = std::ranges::find(known_, plan, &Known::plan);
   if (plan == nullptr || known == known_.end() || known->record.end_ms <= 0) {
-    return;
+    return false;
   }
   Known corrected = *known;
   const bool times_differ = known->corrections < kCorrections && correct_times(corrected, end_ms, cost.ms);
@@ -224,14 +264,39 @@ void StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
     with_more.record = changed(std::move(with_more.record), std::identity(), static_cast<std::int64_t>(more));
     make_plan_of(with_more);
     if (with_more.plan->fits) {
-      *known = std::move(with_more);
-      return;
+      put_corrected(*known, std::move(with_more), static_cast<std::int64_t>(more));
+      return true;
     }
   }
   if (times_differ) {
     make_plan_of(corrected);
     if (corrected.plan->fits || !known->plan->fits) {  // there may be less host memory than the old plan was made for
-      *known = std::move(corrected);
+      put_corrected(*known, std::move(corrected), 0);
+      return true;
+    }
+  }
+  return false;
+}
+
+// For the step's structure, too. What was made from its recorded steps is made again when such a step comes.
+void StepPlanner::put_corrected(Known& known, Known corrected, std::int64_t more_bytes) {
+  const double slower = corrected.record.end_ms / known.record.end_ms;
+  known = std::move(corrected);
+  for (auto each = known_.begin(); each != known_.end();) {
+    const auto here = each++;
+    if (&*here == &known || &*here == now_.following || here->structure != known.structure) {
+      continue;
+    }
+    if (here->records == 0) {
+      known_.erase(here);
+      continue;
+    }
+    here->record = slowed(std::move(here->record), slower, more_bytes);
+    here->copy_slowdown = known.copy_slowdown;
+    here->corrections = known.corrections;
+    here->memory_corrections = known.memory_corrections;
+    if (planned(*here)) {
+      make_plan_of(*here);
     }
   }
 }
@@ -242,11 +307,7 @@ bool StepPlanner::correct_times(Known& known, double end_ms, double step_ms) con
   const double factor = end_ms / known.record.end_ms;
   const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
   if (!as_recorded) {
-    known.record = changed(
-        std::move(known.record), [&](double ms) { return ms * factor; }, 0);
-    for (StorageRecord& storage : known.record.storages) {
-      storage.recompute_ms *= factor;
-    }
+    known.record = slowed(std::move(known.record), factor, 0);
     auto scaled = std::make_shared<Plan>(*known.plan);  // the same plan, for the record with its times scaled
     if (scaled->managed) {
       scaled->managed->recompute_ms *= factor;
@@ -280,13 +341,70 @@ bool StepPlanner::choose_plan() {
     return planned(known) && known.signature.size() >= seen.size() &&
            std::equal(seen.begin(), seen.end(), known.signature.begin());
   });
-  if (found == known_.end()) {
-    following = nullptr;
-    return false;
+  if (found != known_.end()) {
+    known_.splice(known_.begin(), known_, found);
+    following = &known_.front();
+  } else {
+    following = make_resized();
   }
-  known_.splice(known_.begin(), known_, found);
-  following = &known_.front();
-  return true;
+  return following != nullptr;
+}
+
+// Of the recorded steps of the same structure, the one whose size differs the most. Null where there is none, or where
+// the step's own record says too little.
+const StepPlanner::Known* StepPlanner::unlike_in_size(const Known& known) const {
+  const Known* found = nullptr;
+  double most = 1;
+  for (const Known& each : known_) {
+    if (&each == &known || !tells_of_sizes(each) || !tells_of_sizes(known) || each.structure != known.structure) {
+      continue;
+    }
+    const std::size_t place = place_of_size(each.signature, known.signature);
+    const auto one = static_cast<double>(each.signature[place].bytes);
+    const auto other = static_cast<double>(known.signature[place].bytes);
+    if (const double ratio = std::max(one, other) / std::max(1.0, std::min(one, other)); ratio > most) {
+      most = ratio;
+      found = &each;
+    }
+  }
+  return found;
+}
+
+// Where the storage that was saved last tells the step's size, and two steps of the structure are known: makes what is
+// known of a step of that size, with its plan. Null otherwise, and where the step so far is unlike that.
+StepPlanner::Known* StepPlanner::make_resized() {
+  const Signature& seen = *now_.seen;
+  for (const Known& one : known_) {
+    const Known* const other =
+        one.signature.size() >= seen.size() && begin_alike(one.signature, seen) ? unlike_in_size(one) : nullptr;
+    if (other == nullptr) {
+      continue;
+    }
+    const std::size_t place = place_of_size(one.signature, other->signature);
+    const Growth growth(one.signature[place].bytes, other->signature[place].bytes, seen.back().bytes);
+    if (place + 1 != seen.size() || !growth.is_known()) {
+      continue;
+    }
+    Known made;
+    made.signature = one.signature;
+    made.structure = one.structure;
+    for (std::size_t i = 0; i < made.signature.size(); ++i) {
+      made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);
+    }
+    if (!std::equal(seen.begin(), seen.end(), made.signature.begin())) {
+      continue;
+    }
+    made.record = resized(one.record, other->record, growth);
+    made.copy_slowdown = one.copy_slowdown;
+    make_plan_of(made);
+    made.corrections = one.corrections;
+    made.memory_corrections = one.memory_corrections;
+    known_.push_front(std::move(made));
+    now_.following = &known_.front();
+    forget_oldest();
+    return now_.following;
+  }
+  return nullptr;
 }
 
 }  // namespace ebb

@@ -28,13 +28,17 @@ namespace ebb {
 // because the first step also loads kernels and makes host memory ready; with managed storages, from the third, because
 // the optimizer makes its states in the first. A step that strays from its plan follows another plan if the step has
 // begun like that plan. Otherwise the step goes on as a step with a new signature does, and the next steps are recorded
-// until the strayed step has a plan. A few plans are kept side by side (training and evaluation, buckets of sequence
-// length); the plan that was unused longest is forgotten first.
+// until the strayed step has a plan. A few plans are kept side by side (training and evaluation); the plan that was
+// unused longest is forgotten first.
 //
-// Steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a step
-// without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most other
-// memory that was recorded, scaled up where the step saves more than any recorded step. A step that does not fit whole
-// moves the rest, and the next step is recorded.
+// Steps of one structure run the same operations on other sizes. Once two of them have been recorded, the first step of
+// all not counted, a step of another size gets a plan of its own as soon as its size shows, from what the two tell of
+// it (Note [Steps of one structure]). What is found out about a plan's times and memory holds for all of its structure.
+//
+// Other steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a
+// step without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most
+// other memory that was recorded, scaled up where the step saves more than any recorded step. A step that does not fit
+// whole moves the rest, and the next step is recorded.
 //
 // Threads: no two members are called at once.
 class StepPlanner {
@@ -61,6 +65,7 @@ class StepPlanner {
   struct Answer {
     Decision decision = Decision::kKeep;
     std::shared_ptr<const Plan> plan;
+    std::uint64_t structure = 0;  // the plan's; steps of another structure have another number
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
 
@@ -94,8 +99,8 @@ class StepPlanner {
   // the factor that explains the difference. If the peak was over the budget, the plan is made again with as much more
   // other memory as the prediction was too low: an allocator gives some tensors more than they ask for; not where the
   // new plan would not fit. A plan is made again at most kCorrections times for its times, and kMemoryCorrections times
-  // for its memory.
-  void correct(const std::shared_ptr<const Plan>& plan, double end_ms, const StepCost& cost);
+  // for its memory. Returns whether that was done.
+  bool correct(const std::shared_ptr<const Plan>& plan, double end_ms, const StepCost& cost);
 
   // The facts by which a storage of a step is recognised.
   struct Key {
@@ -108,8 +113,10 @@ class StepPlanner {
   // A signature, with the last record of a step that has it, and its plan.
   struct Known {
     Signature signature;
-    int records = 0;
-    StepRecord record{};  // of the last recorded step, with times as corrected
+    std::uint64_t structure = 0;
+    int records = 0;       // 0: the record is made from those of two other steps of the structure
+    bool is_warm = false;  // the record is not that of the first recorded step
+    StepRecord record{};   // of the last recorded step, with times as corrected
     int corrections = 0;
     int memory_corrections = 0;
     double copy_slowdown = 1;            // the factor by which copies are slower than measured
@@ -124,6 +131,11 @@ class StepPlanner {
 
  private:
   void make_plan_of(Known& known) const;
+  [[nodiscard]] const Known* unlike_in_size(const Known& known) const;
+  [[nodiscard]] Known* make_resized();
+  void forget_oldest();
+  [[nodiscard]] std::uint64_t structure_of(const Signature& signature);
+  void put_corrected(Known& known, Known corrected, std::int64_t more_bytes);
   void keep_to_host_limit();
   [[nodiscard]] bool correct_times(Known& known, double end_ms, double step_ms) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
@@ -149,6 +161,7 @@ class StepPlanner {
   };
 
   std::list<Known> known_;  // the last used comes first
+  std::uint64_t structures_ = 0;
   Step now_;
   std::uint64_t step_ = 0;
   bool recording_ = false;  // the step that has begun is recorded, and follows no plan

@@ -1,6 +1,7 @@
 #include "policy/step_record.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ebb {
 
@@ -22,6 +23,14 @@ StepRecord changed(StepRecord record, const std::function<double(double)>& later
   record.backward_ms = later(record.backward_ms);
   record.end_ms = later(record.end_ms);
   return record;
+}
+
+StepRecord slowed(StepRecord record, double factor, std::int64_t more_bytes) {
+  for (StorageRecord& storage : record.storages) {
+    storage.recompute_ms *= factor;
+  }
+  return changed(
+      std::move(record), [factor](double ms) { return ms * factor; }, more_bytes);
 }
 
 std::vector<StepEvent> step_events(const StepRecord& record) {

@@ -58,6 +58,9 @@ struct StepRecord {
 [[nodiscard]] StepRecord changed(StepRecord record, const std::function<double(double)>& later,
                                  std::int64_t more_bytes);
 
+// The record with all times, those that recipes take, too, in this proportion, and so much more other memory.
+[[nodiscard]] StepRecord slowed(StepRecord record, double factor, std::int64_t more_bytes);
+
 // A moment of a recorded step.
 struct StepEvent {
   // Events at the same time are in this order, so a level that begins together with backward belongs to backward.

@@ -165,15 +165,15 @@ Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, Mana
     begin_step_locked(step, managed);
     tell_log();
   }
-  const auto [decision, plan] = planner_.decide(candidate);
-  if (plan != step.plan()) {
-    follow_locked(step, plan);
+  const StepPlanner::Answer answer = planner_.decide(candidate);
+  if (answer.plan != step.plan()) {
+    follow_locked(step, answer, candidate.ordinal == 0);
     tell_log();
   }
-  if (managed != nullptr && bound_by_ != plan) {
-    set_bound_locked(*managed, plan);
+  if (managed != nullptr && bound_by_ != answer.plan) {
+    set_bound_locked(*managed, answer.plan);
   }
-  return decision;
+  return answer.decision;
 }
 
 // Has the step recorded if the planner wants that. A forward pass of evaluation is recorded too and gives no record, so
@@ -202,23 +202,27 @@ void PlanFollower::begin_step_locked(SavedStep& step, ManagedSet* managed) {
   }
 }
 
-// Has the second step that follows a plan recorded. A step that has strayed from its last plan is not recorded any
-// more.
-void PlanFollower::follow_locked(SavedStep& step, const std::shared_ptr<const Plan>& plan) {
-  if (plan == nullptr) {
+// Has the second step recorded that follows a plan of its structure from the beginning. A step that has strayed from
+// its structure is not recorded any more.
+void PlanFollower::follow_locked(SavedStep& step, const StepPlanner::Answer& answer, bool begins) {
+  if (answer.plan == nullptr) {
     step.follow(nullptr);
     step.record_by(nullptr);
     return;
   }
   unlike_ = 0;
-  check_locked(*plan);  // may throw: the step then follows no plan
-  if (measured_.plan != plan) {
-    measured_ = {.plan = plan};
+  check_locked(*answer.plan);  // may throw: the step then follows no plan
+  if (answer.structure != measured_.structure) {
+    measured_ = {.structure = answer.structure};
+    step.record_by(nullptr);
   }
-  step.follow(plan);
+  step.follow(answer.plan);
   constexpr int kMeasuredStep = 2;
-  if (++measured_.steps >= kMeasuredStep && !measured_.cost) {
+  if (begins && ++measured_.steps >= kMeasuredStep && !measured_.cost) {
     step.record_by(make_recorder(kNotToLearnFrom));
+  }
+  if (step.recorder() != nullptr) {
+    measured_.plan = answer.plan;
   }
 }
 
@@ -319,13 +323,16 @@ void PlanFollower::learn_locked(SavedStep& step, const StepRecorder& recorder, c
   if (recorder.step() != kNotToLearnFrom) {
     planner_.learn(recorder.step(), record);
     count(unlike_, 10, "after ",
-          " recorded steps there is no plan to follow, because none of them saved tensors of the same sizes by "
-          "the same operations as another. Where a step does not fit whole, everything moves or is recomputed. Pad "
-          "batches to a few lengths, or let a policy decide.");
+          " recorded steps there is no plan to follow, because no two of them ran the same operations on tensors whose "
+          "sizes grow together. Where a step does not fit whole, everything moves or is recomputed. Let a policy "
+          "decide, or pad batches to a few sizes.");
   } else if (measured_.plan == step.plan()) {
     measured_.cost = cost;
-    planner_.correct(measured_.plan, record.end_ms, cost);
-    warn_if_over_budget_locked();
+    if (planner_.correct(measured_.plan, record.end_ms, cost)) {
+      measured_ = {};
+    } else {
+      warn_if_over_budget_locked();
+    }
   }
 }
 

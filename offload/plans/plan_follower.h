@@ -86,16 +86,17 @@ class PlanFollower {
   [[nodiscard]] std::optional<PlanReport> report();
 
  private:
-  // The plan that was followed last.
+  // The steps of a structure that have followed plans, since the structure's last correction.
   struct Measured {
-    std::shared_ptr<const Plan> plan;
-    int steps = 0;  // that have followed the plan
+    std::uint64_t structure = 0;
+    int steps = 0;
+    std::shared_ptr<const Plan> plan = {};  // of the step that is measured; null before that
     std::optional<StepCost> cost = {};
   };
 
   [[nodiscard]] Decision decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) EBB_REQUIRES(mutex_);
   void begin_step_locked(SavedStep& step, ManagedSet* managed) EBB_REQUIRES(mutex_);
-  void follow_locked(SavedStep& step, const std::shared_ptr<const Plan>& plan) EBB_REQUIRES(mutex_);
+  void follow_locked(SavedStep& step, const StepPlanner::Answer& answer, bool begins) EBB_REQUIRES(mutex_);
   void check_locked(const Plan& plan) EBB_REQUIRES(mutex_);
   void make_room(SavedStep& step, std::uint64_t ordinal, ManagedSet* managed);
   void learn_locked(SavedStep& step, const StepRecorder& recorder, const StepRecord& record, const StepCost& cost)

@@ -65,10 +65,13 @@ StepRecord record_of(const Step& step, std::uint64_t afterwards = 0) {
 // Of 1000 bytes, so many that no step is taken to fit whole, though a plan keeps all storages.
 constexpr std::uint64_t kNearlyAll = 990;
 
-// Records the step until it is planned.
+// Records the step until it is planned: once, where a step of its structure is known.
 void teach(StepPlanner& planner, const Step& step, std::uint64_t afterwards = 0) {
   for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
     decided(planner, step);
+    if (i > 0 && !planner.recorded_step()) {
+      return;
+    }
     REQUIRE(planner.recorded_step());
     planner.learn(*planner.recorded_step(), record_of(step, afterwards));
   }
@@ -276,7 +279,7 @@ TEST_CASE("steps that are never alike move where what was recorded would not fit
   const Goal goal = GENERATE(Goal(DeviceBytes{69}), Goal(Slowdown{1}), Goal(LeastMemory{}));
   StepPlanner planner(goal, kUnlimited, kOneByteEachMs, 1);
   for (std::uint64_t i = 0; i < 4; ++i) {
-    const Step step{{10 + i}, {20}};
+    const Step step{{10 + i}, {20, Recompute::kNo, std::to_string(i)}};
     CHECK(decided(planner, step) == std::vector{kOffload, kOffload});
     REQUIRE(planner.recorded_step());
     planner.learn(*planner.recorded_step(), record_of(step, /*afterwards=*/40));
@@ -293,6 +296,119 @@ TEST_CASE("a step that strays and fits whole is left alone, and the next ones fo
   CHECK(decided(planner, {{10}, {21}, {70}}) == std::vector{kKeep, kKeep, kOffload});
   CHECK(decided(planner, kThree) == std::vector{kOffload, kRecompute, kOffload});
   CHECK(planner.recorded_step());
+}
+
+// A step over so many tokens: one storage has the same bytes in each, the others grow with the tokens or their square.
+Step over(std::uint64_t tokens) {
+  return {{100}, {tokens, Recompute::kMemoryBound}, {2 * tokens - 1}, {tokens * tokens, Recompute::kComputeBound}};
+}
+
+void record(StepPlanner& planner, const Step& step, std::uint64_t afterwards = kNearlyAll) {
+  decided(planner, step);
+  REQUIRE(planner.recorded_step());
+  planner.learn(*planner.recorded_step(), record_of(step, afterwards));
+}
+
+StepPlanner taught_sizes(std::uint64_t budget) {
+  StepPlanner planner = with_room_for(budget);
+  for (const std::uint64_t tokens : {11, 10, 20}) {
+    record(planner, over(tokens), budget - 10);
+  }
+  return planner;
+}
+
+TEST_CASE("once two sizes are known, steps of other sizes follow plans of their own") {
+  StepPlanner planner = taught_sizes(1000);
+  const std::uint64_t tokens = GENERATE(5, 9, 12, 15, 19, 25);
+  Plans plan;
+  CHECK(decided(planner, over(tokens), &plan) == std::vector(4, kKeep));
+  CHECK(planner.recorded_step() == std::nullopt);
+  REQUIRE(plan != nullptr);
+  CHECK(plan->predicted.kept_bytes == 100 + tokens + 2 * tokens - 1 + tokens * tokens);
+}
+
+TEST_CASE("steps of one structure have one number, and others have another") {
+  StepPlanner planner = taught_sizes(1000);
+  const auto structure = [&](const Storage& first, const Storage& second) {
+    planner.begin_step();
+    StepPlanner::Answer answer;
+    for (const Storage& each : {first, second}) {
+      Candidate candidate;
+      candidate.bytes = each.bytes;
+      candidate.operation = each.operation;
+      answer = planner.decide(candidate);
+    }
+    return answer.structure;
+  };
+  CHECK(structure({100}, {13}) == structure({100}, {20}));
+  CHECK(structure({100}, {13}) != 0);
+  CHECK(structure({101}, {13}) == 0);
+}
+
+TEST_CASE("a plan for another size keeps to the budget") {
+  StepPlanner planner = taught_sizes(700);
+  Plans plan;
+  decided(planner, over(25), &plan);  // 799 bytes
+  REQUIRE(plan != nullptr);
+  CHECK(plan->fits);
+  CHECK(plan->predicted.peak_bytes <= 700);
+  CHECK(plan->predicted.kept_bytes < 700);
+}
+
+TEST_CASE("the first recorded step tells nothing of sizes") {
+  StepPlanner planner = with_room_for(1000);
+  record(planner, over(10));
+  record(planner, over(20));
+  Plans plan;
+  decided(planner, over(15), &plan);
+  CHECK(plan == nullptr);
+  CHECK(planner.recorded_step());
+}
+
+TEST_CASE("a size far from those that are known has its step recorded") {
+  StepPlanner planner = taught_sizes(1000);
+  const std::uint64_t tokens = GENERATE(4, 42);
+  Plans plan;
+  decided(planner, over(tokens), &plan);
+  CHECK(plan == nullptr);
+  record(planner, over(tokens));
+  decided(planner, over(tokens + 1), &plan);
+  CHECK(plan != nullptr);
+}
+
+TEST_CASE("a step strays that does not grow as its structure does") {
+  StepPlanner planner = taught_sizes(1000);
+  Step odd = over(15);
+  odd[3].bytes += 1;
+  Plans plan;
+  CHECK(decided(planner, odd, &plan).back() != kKeep);
+  CHECK(plan == nullptr);
+}
+
+TEST_CASE("what is found out about one size holds for the others") {
+  StepPlanner planner = taught_sizes(1000);
+  Plans before;
+  decided(planner, over(15), &before);
+  REQUIRE(before != nullptr);
+  Plans corrected;
+  decided(planner, over(16), &corrected);
+  planner.begin_step();
+  CHECK(planner.correct(corrected, 2 * corrected->predicted.step_ms, {2 * corrected->predicted.step_ms, 0}));
+  Plans after;
+  decided(planner, over(15), &after);
+  REQUIRE(after != nullptr);
+  CHECK(after->predicted.step_ms == Approx(2 * before->predicted.step_ms));
+  decided(planner, over(20), &after);
+  CHECK(after->predicted.step_ms > 1.9 * corrected->predicted.step_ms);
+}
+
+TEST_CASE("plans for many sizes do not push out what they are made from") {
+  StepPlanner planner = taught_sizes(1000);
+  for (std::uint64_t tokens = 5; tokens < 5 + 2 * StepPlanner::kMaxPlans; ++tokens) {
+    Plans plan;
+    decided(planner, over(tokens), &plan);
+    CHECK(plan != nullptr);
+  }
 }
 
 TEST_CASE("plans are kept side by side") {
@@ -352,13 +468,13 @@ TEST_CASE("a step that never comes again is not waited for without end") {
 
 TEST_CASE("the plan that was not used for longest is forgotten") {
   StepPlanner planner = with_room_for(1000);
-  for (std::uint64_t i = 0; i <= StepPlanner::kMaxPlans; ++i) {
-    const Step step{{100 + i}};
-    decided(planner, step);
-    teach(planner, step, kNearlyAll);
+  const auto step = [](std::size_t i) { return Step{{100, Recompute::kNo, std::to_string(i)}}; };
+  for (std::size_t i = 0; i <= StepPlanner::kMaxPlans; ++i) {
+    decided(planner, step(i));
+    teach(planner, step(i), kNearlyAll);
   }
-  CHECK(decided(planner, {{101}}) == std::vector{kKeep});
-  CHECK(decided(planner, {{100}}) == std::vector{kOffload});
+  CHECK(decided(planner, step(1)) == std::vector{kKeep});
+  CHECK(decided(planner, step(0)) == std::vector{kOffload});
 }
 
 TEST_CASE("an evaluation that strays has the next step not recorded") {

@@ -26,12 +26,28 @@ TEST_CASE_METHOD(NoLeak, "another kind of step is recorded anew, and both plans 
     train_step(&rig.offloader());
   }
   CHECK(moved_by_step(rig, 128) > 0);  // it strays
-  for (int step = 0; step < kUntilPlanned; ++step) {
-    CHECK(moved_by_step(rig, 128) > kLayers);
-  }
+  CHECK(moved_by_step(rig, 128) > kLayers);
   CHECK(moved_by_step(rig, 128) == 0);
   CHECK(moved_by_step(rig) == 0);
   CHECK(moved_by_step(rig, 128) == 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "steps of all lengths follow plans, once two are known, and keep to the budget") {
+  MeteredDevice device;
+  const std::uint64_t budget = plain_peak(device, 128) * 4 / 5;
+  Rig rig(planned(DeviceBytes{budget}, &device));
+  for (const std::int64_t rows : {80, 70, 120}) {
+    CHECK(moved_by_step(rig, rows) > kLayers);
+  }
+  for (const std::int64_t rows : {72, 128, 101, 64, 127, 96, 115, 66, 128, 111}) {
+    CAPTURE(rows);
+    const std::uint64_t before = moved(rig);
+    device.start_peak();
+    const Tensors found = train_step(&rig.offloader(), rows);
+    CHECK(device.peak() <= budget);
+    CHECK((moved(rig) == before) == (rows <= 80));
+    check_same({train_step(nullptr, rows), ""}, {found, ""});
+  }
 }
 
 TEST_CASE_METHOD(NoLeak, "steps that are never alike are left alone where they fit whole") {

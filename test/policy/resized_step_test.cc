@@ -1,0 +1,77 @@
+#include "policy/resized_step.h"
+
+#include <cstdint>
+
+#include <catch2/catch.hpp>
+
+namespace ebb {
+namespace {
+
+StepRecord record_of(std::uint64_t tokens, double end_ms) {
+  StepRecord record;
+  record.storages = {{.bytes = 8 * tokens,
+                      .saved_ms = end_ms / 4,
+                      .idle_ms = end_ms / 4,
+                      .needed_ms = end_ms / 2,
+                      .released_ms = end_ms,
+                      .other_bytes = 100 + tokens,
+                      .recompute_ms = end_ms / 8,
+                      .recompute_bytes = tokens}};
+  record.other = {{0, 100}, {end_ms / 2, 100 + 2 * tokens}};
+  record.backward_ms = end_ms / 2;
+  record.end_ms = end_ms;
+  return record;
+}
+
+}  // namespace
+
+TEST_CASE("bytes that do not change, that come for each token and for each pair of tokens are known to the byte") {
+  const std::uint64_t batch = 48;
+  const std::uint64_t layers = GENERATE(1, 4096, 14336);
+  for (const std::uint64_t asked : {513, 640, 777, 1023, 1600}) {
+    const Growth growth(batch * 512 * layers, batch * 1024 * layers, batch * asked * layers);
+    CHECK(growth.bytes(12345, 12345) == 12345);
+    CHECK(growth.bytes(batch * 512 * 2, batch * 1024 * 2) == batch * asked * 2);
+    CHECK(growth.bytes(batch * 511 * 128256, batch * 1023 * 128256) == batch * (asked - 1) * 128256);
+    CHECK(growth.bytes(batch * 512 * 512 * 32, batch * 1024 * 1024 * 32) == batch * asked * asked * 32);
+  }
+}
+
+TEST_CASE("a size is known near the two, and no bytes are below none") {
+  CHECK(Growth(100, 200, 50).is_known());
+  CHECK(Growth(200, 100, 400).is_known());
+  CHECK_FALSE(Growth(100, 200, 49).is_known());
+  CHECK_FALSE(Growth(100, 200, 402).is_known());
+  CHECK_FALSE(Growth(0, 200, 100).is_known());
+  CHECK(Growth(100, 200, 50).bytes(0, 1000) == 0);
+}
+
+TEST_CASE("the record of a size between two has its bytes between theirs, and its times on the line through theirs") {
+  const StepRecord record = resized(record_of(100, 80), record_of(200, 120), Growth(100, 200, 180));
+  CHECK(record.storages[0].bytes == 8 * 180);
+  CHECK(record.storages[0].other_bytes == 280);
+  CHECK(record.storages[0].recompute_bytes == 180);
+  CHECK(record.other[0].bytes == 100);
+  CHECK(record.other[1].bytes == 460);
+  CHECK(record.end_ms == Approx(112));
+  CHECK(record.backward_ms == Approx(56));
+  CHECK(record.storages[0].saved_ms == Approx(28));
+  CHECK(record.storages[0].recompute_ms == Approx(14));
+}
+
+TEST_CASE("sizes that hardly differ say nothing of how times grow") {
+  const StepRecord record = resized(record_of(100, 80), record_of(101, 120), Growth(100, 101, 150));
+  CHECK(record.end_ms == Approx(120 * 150 / 101.));
+}
+
+TEST_CASE("other memory that was recorded at other moments is as high as the highest grows") {
+  const StepRecord one = record_of(100, 80);
+  StepRecord other = record_of(200, 120);
+  other.other.push_back({110, 50});
+  const StepRecord record = resized(one, other, Growth(100, 200, 300));
+  REQUIRE(record.other.size() == 3);
+  CHECK(record.other[1].bytes == 700);
+  CHECK(record.other[2].bytes == 250);
+}
+
+}  // namespace ebb
