@@ -25,6 +25,22 @@ bool begin_alike(const StepPlanner::Signature& one, const StepPlanner::Signature
                     [](const auto& a, const auto& b) { return a.operation == b.operation; });
 }
 
+// Whether the storage is the known step's at this place. Where only the size of the step is known, a storage may be a
+// little larger or smaller: a kernel pads what it saves, say.
+bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepPlanner::Key& key) {
+  constexpr std::uint64_t kPadding = 16;  // one part in so many
+  const StepPlanner::Key& expected = known.signature[place];
+  const auto [least, most] = std::minmax(expected.bytes, key.bytes);
+  return key.operation == expected.operation &&
+         (least == most || (place > known.sized_by && (most - least) * kPadding <= most));
+}
+
+bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& seen) {
+  std::size_t place = 0;
+  return known.signature.size() >= seen.size() &&
+         std::ranges::all_of(seen, [&](const auto& key) { return is_known_at(known, place++, key); });
+}
+
 // The first storage whose bytes differ, in steps of one structure that are not alike.
 std::size_t place_of_size(const StepPlanner::Signature& one, const StepPlanner::Signature& other) {
   return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
@@ -157,6 +173,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
     forget_oldest();
   }
   known->record = record;
+  known->sized_by = kMostStorages;
   known->is_warm = known->is_warm || is_warm;
   const int wanted = record.awaits_managed ? kMostRecordedSteps : kRecordedSteps;
   if (++known->records >= wanted || unlike_in_size(*known) != nullptr) {
@@ -334,13 +351,11 @@ bool StepPlanner::choose_plan() {
   const Signature& seen = *now_.seen;
   Known*& following = now_.following;
   if (following != nullptr && seen.size() <= following->signature.size() &&
-      following->signature[seen.size() - 1] == seen.back()) {
+      is_known_at(*following, seen.size() - 1, seen.back())) {
     return true;
   }
-  const auto found = std::ranges::find_if(known_, [&](const Known& known) {
-    return planned(known) && known.signature.size() >= seen.size() &&
-           std::equal(seen.begin(), seen.end(), known.signature.begin());
-  });
+  const auto found =
+      std::ranges::find_if(known_, [&](const Known& known) { return planned(known) && begins_with(known, seen); });
   if (found != known_.end()) {
     known_.splice(known_.begin(), known_, found);
     following = &known_.front();
@@ -388,10 +403,11 @@ StepPlanner::Known* StepPlanner::make_resized() {
     Known made;
     made.signature = one.signature;
     made.structure = one.structure;
+    made.sized_by = place;
     for (std::size_t i = 0; i < made.signature.size(); ++i) {
       made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);
     }
-    if (!std::equal(seen.begin(), seen.end(), made.signature.begin())) {
+    if (!begins_with(made, seen)) {
       continue;
     }
     made.record = resized(one.record, other->record, growth);

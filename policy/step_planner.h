@@ -114,9 +114,10 @@ class StepPlanner {
   struct Known {
     Signature signature;
     std::uint64_t structure = 0;
-    int records = 0;       // 0: the record is made from those of two other steps of the structure
-    bool is_warm = false;  // the record is not that of the first recorded step
-    StepRecord record{};   // of the last recorded step, with times as corrected
+    int records = 0;                       // 0: the record is made from those of two other steps of the structure
+    std::size_t sized_by = kMostStorages;  // then the place of the storage that has told the size
+    bool is_warm = false;                  // the record is not that of the first recorded step
+    StepRecord record{};                   // of the last recorded step, with times as corrected
     int corrections = 0;
     int memory_corrections = 0;
     double copy_slowdown = 1;            // the factor by which copies are slower than measured

@@ -376,11 +376,19 @@ TEST_CASE("a size far from those that are known has its step recorded") {
   CHECK(plan != nullptr);
 }
 
-TEST_CASE("a step strays that does not grow as its structure does") {
+TEST_CASE("a step strays that does not grow as its structure does, but for some padding") {
   StepPlanner planner = taught_sizes(1000);
-  Step odd = over(15);
-  odd[3].bytes += 1;
   Plans plan;
+  decided(planner, over(15), &plan);
+  const Plans of_15 = plan;
+  decided(planner, over(16), &plan);  // near to 15, and yet another size
+  CHECK(plan != nullptr);
+  CHECK(plan != of_15);
+  Step odd = over(15);
+  odd[3].bytes += 10;  // padded
+  CHECK(decided(planner, odd, &plan).back() == kKeep);
+  CHECK(plan != nullptr);
+  odd[3].bytes += 10;
   CHECK(decided(planner, odd, &plan).back() != kKeep);
   CHECK(plan == nullptr);
 }
