@@ -1,6 +1,7 @@
 #include "policy/step_planner.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <utility>
 #include <variant>
@@ -25,14 +26,24 @@ bool begin_alike(const StepPlanner::Signature& one, const StepPlanner::Signature
                     [](const auto& a, const auto& b) { return a.operation == b.operation; });
 }
 
-// Whether the storage is the known step's at this place. Where only the size of the step is known, a storage may be a
-// little larger or smaller: a kernel pads what it saves, say.
+// A plan for a size serves sizes that are smaller by at most one part in so many. So at most as many plans are made for
+// sizes from one to twice that.
+constexpr std::uint64_t kSizes = 32;
+
+std::uint64_t rounded_up(std::uint64_t size) {
+  const std::uint64_t unit = std::max<std::uint64_t>(std::bit_floor(size) / kSizes, 1);
+  return (size + unit - 1) / unit * unit;
+}
+
+// Whether the storage is the known step's at this place. Where the known step stands for steps of a size, the storages
+// behind the one that tells the size may be a little larger or smaller than is expected. (A kernel pads what it saves,
+// say.)
 bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepPlanner::Key& key) {
-  constexpr std::uint64_t kPadding = 16;  // one part in so many
   const StepPlanner::Key& expected = known.signature[place];
   const auto [least, most] = std::minmax(expected.bytes, key.bytes);
-  return key.operation == expected.operation &&
-         (least == most || (place > known.sized_by && (most - least) * kPadding <= most));
+  const bool is_near = (most - least) * kSizes / 2 <= most;
+  return key.operation == expected.operation && (least == most || (place > known.sized_by && is_near) ||
+                                                 (place == known.sized_by && rounded_up(key.bytes) == expected.bytes));
 }
 
 bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& seen) {
@@ -396,7 +407,7 @@ StepPlanner::Known* StepPlanner::make_resized() {
       continue;
     }
     const std::size_t place = place_of_size(one.signature, other->signature);
-    const Growth growth(one.signature[place].bytes, other->signature[place].bytes, seen.back().bytes);
+    const Growth growth(one.signature[place].bytes, other->signature[place].bytes, rounded_up(seen.back().bytes));
     if (place + 1 != seen.size() || !growth.is_known()) {
       continue;
     }

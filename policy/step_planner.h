@@ -43,7 +43,7 @@ namespace ebb {
 // Threads: no two members are called at once.
 class StepPlanner {
  public:
-  static constexpr std::size_t kMaxPlans = 16;
+  static constexpr std::size_t kMaxPlans = 32;
   static constexpr int kRecordedSteps = 2;      // how many steps of a signature are recorded before a plan is made
   static constexpr int kMostRecordedSteps = 8;  // if the uses of managed storages do not become known before
   static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
