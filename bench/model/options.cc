@@ -56,7 +56,7 @@ std::optional<int> parse_options(int argc, char** argv, ModelOptions& options) {
   app.add_option("--device", options.device, "auto, cpu, cuda or cuda:N")->capture_default_str();
   app.add_option("--update", options.update, "When AdamW updates: in its step, in backward or at the next use")
       ->type_name("WHEN")
-      ->transform(CLI::CheckedTransformer(kUpdates).description(""))
+      ->transform(one_of(kUpdates))
       ->default_str("backward");
   app.add_flag_callback(
       "--update-on-cpu", [&] { options.update_on = UpdateOn::kCpu; }, "Update on the CPU, at home: other roundings");

@@ -32,6 +32,22 @@ CLI::Validator not_negative() {
   return number("from 0 up", "NONNEGATIVE", [](double value) { return value >= 0; });
 }
 
+CLI::Validator one_of(const std::map<std::string, int>& words) {
+  return CLI::Validator(
+      [words](std::string& text) {
+        if (const auto found = words.find(text); found != words.end()) {
+          text = std::to_string(found->second);
+          return std::string();
+        }
+        std::string error = "'" + text + "' is none of";
+        for (const auto& [word, value] : words) {
+          error += " " + word;
+        }
+        return error;
+      },
+      "");
+}
+
 CLI::Validator size_text() {
   return CLI::Validator(
       [](std::string& text) {

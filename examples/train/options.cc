@@ -145,7 +145,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
          "Smaller storages stay on the device (default: 1MiB; 64KiB for what --manage and --optimizer-home move)")
       ->transform(size)
       ->group(group);
-  const auto home = [] { return CLI::CheckedTransformer(kHomeWords).description(""); };
+  const auto home = [] { return one_of(kHomeWords); };
   app.add_option("--manage", o.managed,
                  "Keep weights and gradients off the device but around their uses: host or disk, where saves then go, "
                  "too. Host "
@@ -166,7 +166,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
          "What to compute again in backward instead of moving it: none, cheap (elementwise operations, norms) or "
          "all (matmul and attention too) (default: none)")
       ->type_name("WHAT")
-      ->transform(CLI::CheckedTransformer(kRecomputeWords).description(""))
+      ->transform(one_of(kRecomputeWords))
       ->group(group);
   app.add_option("--capacity", o.ebb.capacity_bytes, "Most host memory or disk to use (default: no limit)")
       ->transform(size)
@@ -177,7 +177,7 @@ void add_ebb_flags(CLI::App& app, TrainOptions& o, CLI::Option*& no_offload, boo
       ->group(group);
   app.add_option("--io", o.ebb.disk_io, "CPU: auto, uring or threads")
       ->type_name("KIND")
-      ->transform(CLI::CheckedTransformer(kDiskIo).description(""))
+      ->transform(one_of(kDiskIo))
       ->group(group);
   app.add_flag("!--keep-freed-memory", o.ebb.return_freed_memory,
                "CPU: leave freed memory with malloc instead of returning it to the system")

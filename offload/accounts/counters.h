@@ -40,11 +40,14 @@ struct Counters {
   Counter recomputed;
   Counter reused;
   Counter still_held;
+  Counter managed_prefetched;
+  Counter managed_fetched_late;
+  Counter managed_evicted;
   std::atomic<std::uint64_t> steps{0};
 
   void reset() {
-    for (Counter* counter :
-         {&saved, &offloaded, &dropped, &evicted, &deduplicated, &fetched, &recomputed, &reused, &still_held}) {
+    for (Counter* counter : {&saved, &offloaded, &dropped, &evicted, &deduplicated, &fetched, &recomputed, &reused,
+                             &still_held, &managed_prefetched, &managed_fetched_late, &managed_evicted}) {
       counter->reset();
     }
     for (Counter& counter : kept) {

@@ -28,6 +28,9 @@ Stats Residency::stats() {
   stats.recomputed = counters.recomputed.count();
   stats.reused = counters.reused.count();
   stats.still_held = counters.still_held.count();
+  stats.managed_prefetched = counters.managed_prefetched.count();
+  stats.managed_fetched_late = counters.managed_fetched_late.count();
+  stats.managed_evicted = counters.managed_evicted.count();
   stats.steps = counters.steps;
   const StallStats stalls = tier_->stall_stats();
   stats.stalls = stalls.count - stalls_at_reset_;
@@ -39,6 +42,8 @@ Stats Residency::stats() {
   stats.window = {window_.now_bytes(), window_.peak_bytes(), 0};
   stats.saved_on_device = {account.held.now_bytes(), account.held.peak_bytes(), 0};
   stats.saved_if_kept = {account.if_kept.now_bytes(), account.if_kept.peak_bytes(), 0};
+  stats.managed_on_device = {managed_on_device_.now_bytes(), managed_on_device_.peak_bytes(), 0};
+  stats.managed_resident = {managed_resident_.now_bytes(), managed_resident_.peak_bytes(), 0};
   return stats;
 }
 
@@ -46,6 +51,8 @@ void Residency::reset_stats() {
   ledger_.counters().reset();
   stash_.gauge().reset_peak();
   window_.reset_peak();
+  managed_on_device_.reset_peak();
+  managed_resident_.reset_peak();
   ledger_.on_device().reset_peak();
   ledger_.if_kept().reset_peak();
   const StallStats stalls = tier_->stall_stats();

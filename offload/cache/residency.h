@@ -38,14 +38,18 @@ class Residency {
   [[nodiscard]] Ledger& ledger() { return ledger_; }
   [[nodiscard]] Stash& stash() { return stash_; }
   [[nodiscard]] Gauge& window() { return window_; }
-  [[nodiscard]] Gauge& managed_homes() { return managed_homes_; }  // of the tier's bytes, those of managed storages
+  // Of managed storages, which come and go: the bytes of the tier, those that take device memory, and of these, the
+  // bytes that stay for good.
+  [[nodiscard]] Gauge& managed_homes() { return managed_homes_; }
+  [[nodiscard]] Gauge& managed_on_device() { return managed_on_device_; }
+  [[nodiscard]] Gauge& managed_resident() { return managed_resident_; }
   // Of sources that a prefetch keeps for backward, beside the window; bounded as the stash.
   [[nodiscard]] Gauge& retained() { return retained_; }
 
   // The empty storage of tensors that only carry sizes and flags.
   [[nodiscard]] const c10::Storage& no_bytes() const { return no_bytes_; }
 
-  // The counts and levels that Offloader::stats returns, without the bounds of stash and window.
+  // The counts and levels that Offloader::stats returns, without the bounds, and without what is managed now.
   [[nodiscard]] Stats stats();
 
   // Sets counts to zero and peaks to the present levels.
@@ -62,6 +66,8 @@ class Residency {
   Gauge window_;
   Gauge retained_;
   Gauge managed_homes_;
+  Gauge managed_on_device_;
+  Gauge managed_resident_;
   Stash stash_;  // destroyed first: the stash lets go of device memory, which the gauges above count
 };
 

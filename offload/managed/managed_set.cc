@@ -151,11 +151,12 @@ void ManagedSet::remove(const Stored& storage) {
 Gauge::Lease ManagedSet::keep(std::uint64_t bytes) {
   residency_->check_process();
   const MutexLock lock(mutex_);
-  const std::uint64_t held = resident_.now_bytes();
+  Gauge& resident = residency_->managed_resident();
+  const std::uint64_t held = resident.now_bytes();
   if (held > limits_.resident_bytes || bytes > limits_.resident_bytes - held) {
     return {};
   }
-  return resident_.hold(bytes);
+  return resident.hold(bytes);
 }
 
 bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
@@ -171,7 +172,7 @@ bool ManagedSet::bring(std::span<const Use> uses, c10::Stream stream) {
   for (const Use& use : uses) {
     const Stored& storage = use.storage;
     if (storage->needs_memory()) {
-      fetched_late_.add(storage->bytes());
+      residency_->ledger().counters().managed_fetched_late.add(storage->bytes());
       // A use gets its bytes, room or not.
       static_cast<void>(make_room(storage->bytes(), /*needed_in=*/0, CopiesHome::kMakeStreamsWait));
     }
@@ -348,7 +349,7 @@ ManagedSet::Room ManagedSet::prefetch_expected(CopiesHome copies, std::size_t mo
       return Room::kNotThere;
     }
     if (is_at_home) {
-      prefetched_.add(each.storage->bytes());
+      residency_->ledger().counters().managed_prefetched.add(each.storage->bytes());
     }
   }
   return Room::kThere;
@@ -440,7 +441,7 @@ void ManagedSet::evict(ManagedStorage& storage) {
   c10::intrusive_ptr<c10::StorageImpl> reference;
   if (storage.evict(reference)) {
     sort_in(storage);
-    evicted_.add(storage.bytes());
+    residency_->ledger().counters().managed_evicted.add(storage.bytes());
   }
   if (reference && reference->pyobj_slot()->load_pyobj() != nullptr) {
     const MutexLock lock(mutex_);
@@ -449,11 +450,8 @@ void ManagedSet::evict(ManagedStorage& storage) {
 }
 
 void ManagedSet::add_to(Stats& stats) {
-  stats.managed_on_device = {on_device().now_bytes(), on_device().peak_bytes(), device_bytes_};
-  stats.managed_prefetched = prefetched_.count();
-  stats.managed_fetched_late = fetched_late_.count();
-  stats.managed_resident = {resident_.now_bytes(), resident_.peak_bytes(), limits_.resident_bytes};
-  stats.managed_evicted = evicted_.count();
+  stats.managed_on_device.capacity_bytes = device_bytes_;
+  stats.managed_resident.capacity_bytes = limits_.resident_bytes;
   const MutexLock lock(mutex_);
   for (const Stored& each : storages_) {
     if (each != nullptr && each->is_alive()) {
@@ -461,14 +459,6 @@ void ManagedSet::add_to(Stats& stats) {
       stats.managed.bytes += each->bytes();
     }
   }
-}
-
-void ManagedSet::reset_stats() {
-  shared_.on_device.reset_peak();
-  resident_.reset_peak();
-  prefetched_.reset();
-  fetched_late_.reset();
-  evicted_.reset();
 }
 
 void ManagedSet::end_references() noexcept {

@@ -12,7 +12,6 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
-#include "offload/accounts/counters.h"
 #include "offload/accounts/gauge.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_storage.h"
@@ -158,13 +157,8 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
 
   [[nodiscard]] bool takes_states() const { return limits_.states; }
 
-  [[nodiscard]] const Gauge& on_device() const { return shared_.on_device; }
-
-  // Sets the figures of managed storages.
+  // Adds what is managed now, and the bounds.
   void add_to(Stats& stats);
-
-  // Sets counts to zero, and peaks to what is there.
-  void reset_stats();
 
  private:
   using Stored = std::shared_ptr<ManagedStorage>;
@@ -210,10 +204,6 @@ class ManagedSet final : public std::enable_shared_from_this<ManagedSet> {
   const Limits limits_;
   std::atomic<std::uint64_t> device_bytes_;
   ManagedStorage::Set shared_;
-  Gauge resident_;
-  Counter prefetched_;
-  Counter fetched_late_;
-  Counter evicted_;
   std::atomic<bool> refused_{false};
 
   Mutex mutex_;  // is held over nothing that asks for device memory, lets go of some or takes the interpreter's lock

@@ -49,12 +49,13 @@ class ManagedStorage {
  public:
   // What the storages of one set share.
   struct Set {
-    explicit Set(Residency& of) : tier(of.tier()), homes(of.managed_homes()), stash(tier) {}
+    explicit Set(Residency& of)
+        : tier(of.tier()), homes(of.managed_homes()), on_device(of.managed_on_device()), stash(tier) {}
     Tier& tier;
     Gauge& homes;
-    Gauge on_device;  // the bytes that take device memory
-    Gauge away;       // the bytes in kHome and kLeaving
-    Stash stash;      // the part of `on_device` in kLeaving
+    Gauge& on_device;
+    Gauge away;   // the bytes in kHome and kLeaving
+    Stash stash;  // the part of `on_device` in kLeaving
   };
 
   // A place among the set's storages, given back with the last reference: a small number. To the set's history those

@@ -160,12 +160,7 @@ Stats Runtime::stats() {
   return stats;
 }
 
-void Runtime::reset_stats() {
-  residency().reset_stats();
-  if (const std::shared_ptr<ManagedSet> set = managed()) {
-    set->reset_stats();
-  }
-}
+void Runtime::reset_stats() { residency().reset_stats(); }
 
 std::uint64_t Runtime::evictable_bytes() {
   const std::shared_ptr<ManagedSet> managed = this->managed();

@@ -68,6 +68,9 @@ TEST_CASE("a device that is unknown or not there is refused by name", "[train]")
 TEST_CASE("flags with unusable values are usage errors that name the flag", "[train]") {
   const TinyRun train;
   check_usage_error(train("--dtype float16"), "--dtype: float16 not in {float32,bfloat16}");
+  check_usage_error(train("--manage ssd"), "--manage: 'ssd' is none of disk host");
+  check_usage_error(train("--recompute some"), "--recompute: 'some' is none of all cheap none");
+  check_usage_error(train("--io fast"), "--io: 'fast' is none of auto threads uring");
   check_usage_error(train("--window 64MXB"), "--window: '64MXB' has no known unit");
   check_usage_error(train("--steps none"), "--steps: 'none' is no number above 0");
   check_usage_error(train("--steps 0"), "--steps: '0' is no number above 0");

@@ -112,7 +112,7 @@ class ManagedWorld : public OrderingWorld {
   [[nodiscard]] std::int64_t number_on_device() const {
     return std::ranges::count_if(managed_, [](const auto& each) { return each != nullptr && each->is_here(); });
   }
-  [[nodiscard]] std::uint64_t on_device_bytes() const { return set_->on_device().now_bytes(); }
+  [[nodiscard]] std::uint64_t on_device_bytes() const { return set_->held_bytes(); }
 
  private:
   const std::shared_ptr<ManagedSet> set_;

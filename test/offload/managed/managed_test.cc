@@ -495,6 +495,26 @@ TEST_CASE("gradients are unscaled a few at a time", "[managed]") {
   CHECK(tensors[7].eq(7).all().item<bool>());
 }
 
+TEST_CASE("what managed tensors took is known after their end, until it is reset", "[managed]") {
+  const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
+  {
+    const std::vector<at::Tensor> weights = make_weights(3);
+    offloader->manage(weights, within(kBytes));
+    for (const at::Tensor& weight : weights) {
+      static_cast<void>(weight.detach().add(1));
+    }
+  }
+  for (int i = 0; i < 2; ++i) {  // the first call may be what lets go of the last of them
+    const Stats stats = offloader->stats();
+    CHECK(stats.managed_on_device.peak_bytes >= kBytes);
+    CHECK(stats.managed_fetched_late.tensors >= 2);
+    forget_ended_storages();
+  }
+  offloader->reset_stats();
+  CHECK(offloader->stats().managed_on_device.peak_bytes == 0);
+  CHECK(offloader->stats().managed_fetched_late.tensors == 0);
+}
+
 TEST_CASE("what is released is the program's again, with its gradient and its states", "[managed]") {
   const std::unique_ptr<Offloader> offloader = make_offloader(late(), make_tier(late()));
   const std::vector<at::Tensor> weights = make_weights(3);
