@@ -22,14 +22,20 @@ class Growth {
   // The bytes that are the size, in the two steps, which differ, and in the step that is asked about.
   Growth(std::uint64_t one, std::uint64_t other, std::uint64_t asked) : one_(one), other_(other), asked_(asked) {}
 
-  // Whether the size is near enough to the two: from half of the smaller to twice the larger.
+  // Whether the two tell of the size: they differ by a tenth and more, or noise would pass for growth, and the size is
+  // from half of the smaller to five quarters of the larger.
   [[nodiscard]] bool is_known() const;
 
   // Whether the size of the first step is the nearer one.
   [[nodiscard]] bool is_nearer_to_one() const;
 
-  // The bytes in the step that is asked about of what has these bytes in the two.
+  // The bytes in the step that is asked about of what has these bytes in the two. Of 0 bytes in one of the two nothing
+  // is known: the program held the bytes itself, say.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t in_one, std::uint64_t in_other) const;
+
+  // The same of other memory, which may have parts that do not grow, and parts that grow with the square: no less than
+  // in the smaller step.
+  [[nodiscard]] std::uint64_t other_bytes(std::uint64_t in_one, std::uint64_t in_other) const;
 
   // The time in that step of what takes these times in the two.
   [[nodiscard]] double ms(double in_one, double in_other) const;

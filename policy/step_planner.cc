@@ -35,15 +35,14 @@ std::uint64_t rounded_up(std::uint64_t size) {
   return (size + unit - 1) / unit * unit;
 }
 
-// Whether the storage is the known step's at this place. Where the known step stands for steps of a size, the storages
-// behind the one that tells the size may be a little larger or smaller than is expected. (A kernel pads what it saves,
+// Whether the storage is the known step's at this place. Where the known step stands for steps of a size, which the
+// first storage tells, the others may be a little larger or smaller than is expected. (A kernel pads what it saves,
 // say.)
 bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepPlanner::Key& key) {
   const StepPlanner::Key& expected = known.signature[place];
   const auto [least, most] = std::minmax(expected.bytes, key.bytes);
-  const bool is_near = (most - least) * kSizes / 2 <= most;
-  return key.operation == expected.operation && (least == most || (place > known.sized_by && is_near) ||
-                                                 (place == known.sized_by && rounded_up(key.bytes) == expected.bytes));
+  const bool is_near = place == 0 ? rounded_up(key.bytes) == expected.bytes : (most - least) * kSizes / 2 <= most;
+  return key.operation == expected.operation && (least == most || (known.records == 0 && is_near));
 }
 
 bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& seen) {
@@ -52,13 +51,15 @@ bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& 
          std::ranges::all_of(seen, [&](const auto& key) { return is_known_at(known, place++, key); });
 }
 
-// The first storage whose bytes differ, in steps of one structure that are not alike.
-std::size_t place_of_size(const StepPlanner::Signature& one, const StepPlanner::Signature& other) {
-  return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
+bool tells_of_sizes(const StepPlanner::Known& known) {
+  return known.records > 0 && known.is_warm && !known.record.awaits_managed && known.record.end_ms > 0 &&
+         !known.signature.empty() && known.signature.front().bytes > 0;
 }
 
-bool tells_of_sizes(const StepPlanner::Known& known) {
-  return known.is_warm && !known.record.awaits_managed && known.record.end_ms > 0;
+double size_of(const StepPlanner::Known& known) { return static_cast<double>(known.signature.front().bytes); }
+
+Growth growth_of(const StepPlanner::Known& one, const StepPlanner::Known& other, std::uint64_t size) {
+  return {one.signature.front().bytes, other.signature.front().bytes, size};
 }
 
 LinkRates slower(LinkRates rates, double slowdown) {
@@ -88,7 +89,12 @@ void StepPlanner::begin_step() {
   }
   keep_to_host_limit();
   const auto has_plan = [&](const Signature& signature) {
-    return std::ranges::any_of(known_, [&](const Known& each) { return planned(each) && each.signature == signature; });
+    return std::ranges::any_of(known_, [&](const Known& each) {
+      const bool is_alike = each.signature.size() == signature.size() && begin_alike(each.signature, signature);
+      const Known* const other = is_alike ? unlike_in_size(each) : nullptr;
+      return planned(each) && (each.signature == signature ||
+                               (other != nullptr && growth_of(each, *other, signature.front().bytes).is_known()));
+    });
   };
   recording_ = !too_long_ && !leaves_alone_ && (last_plan() == nullptr || (patience_ > 0 && !has_plan(wanted_)));
   too_long_ = false;
@@ -117,7 +123,7 @@ void StepPlanner::stop_recording() {
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
   const Known* const known = now_.following;
-  return known == nullptr ? Answer{decision, nullptr} : Answer{decision, known->plan, known->structure};
+  return known == nullptr ? Answer{decision, nullptr} : Answer{decision, known->plan, known->structure, revision_};
 }
 
 Decision StepPlanner::decision_about(const Candidate& candidate) {
@@ -133,7 +139,7 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
     return safe(candidate);
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
-  now_.strayed = now_.strayed || (!recording_ && !choose_plan());
+  now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays =
       leaves_alone_ && !recording_ && !now_.moves && !candidate.region && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
@@ -144,6 +150,19 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   now_.moves = now_.moves || (decision != Decision::kKeep && !candidate.region);
   now_.kept += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
+}
+
+// Adds the storage that was saved last. Whether those of the step so far are larger than is expected, by more than the
+// plan leaves of the budget.
+bool StepPlanner::takes_more_than_planned() {
+  const std::size_t place = now_.seen->size() - 1;
+  const Plan& plan = *now_.following->plan;
+  now_.unplanned += static_cast<std::int64_t>(now_.seen->back().bytes) -
+                    static_cast<std::int64_t>(now_.following->signature[place].bytes);
+  const bool is_more = plan.device_bytes != kUnlimited && now_.unplanned > 0 &&
+                       plan.predicted.peak_bytes + static_cast<std::uint64_t>(now_.unplanned) > plan.device_bytes;
+  now_.following = is_more ? nullptr : now_.following;
+  return is_more;
 }
 
 // Whether so many saved bytes fit within a budget in bytes beside other memory that grows as they do.
@@ -183,12 +202,19 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
     known = known_.begin();
     forget_oldest();
   }
-  known->record = record;
-  known->sized_by = kMostStorages;
+  const auto mate = std::ranges::find_if(
+      known_, [&](const Known& each) { return each.structure == known->structure && each.records > 0; });
+  known->correction = mate == known_.end() ? Correction() : mate->correction;
+  known->record = slowed(record, known->correction.slower, known->correction.more_bytes);
   known->is_warm = known->is_warm || is_warm;
   const int wanted = record.awaits_managed ? kMostRecordedSteps : kRecordedSteps;
-  if (++known->records >= wanted || unlike_in_size(*known) != nullptr) {
-    make_plan_of(*known);
+  const bool is_enough = ++known->records >= wanted;
+  for (Known& each : known_) {
+    const bool is_new = &each == &*known;
+    if ((is_new && is_enough) || ((is_new || !planned(each)) && unlike_in_size(each) != nullptr)) {
+      make_plan_of(each);
+      ++revision_;
+    }
   }
 }
 
@@ -245,11 +271,12 @@ void StepPlanner::keep_to_host_limit() {
     make_plan_of(within);
     if (within.plan->fits || !known.plan->fits) {
       known = std::move(within);
+      ++revision_;
     }
   }
 }
 
-LinkRates StepPlanner::rates(const Known& known) const { return slower(rates_, known.copy_slowdown); }
+LinkRates StepPlanner::rates(const Known& known) const { return slower(rates_, known.correction.copy_slowdown); }
 
 void StepPlanner::make_plan_of(Known& known) const {
   known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
@@ -282,33 +309,34 @@ bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
     return false;
   }
   Known corrected = *known;
-  const bool times_differ = known->corrections < kCorrections && correct_times(corrected, end_ms, cost.ms);
+  const bool times_differ = known->correction.of_times < kCorrections && correct_times(corrected, end_ms, cost.ms);
   const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const bool is_over = budget != nullptr && corrected.plan->fits && cost.peak_bytes > budget->bytes;
-  if (is_over && known->memory_corrections < kMemoryCorrections) {
+  if (is_over && known->correction.of_memory < kMemoryCorrections) {
     Known with_more = corrected;
-    ++with_more.memory_corrections;
+    ++with_more.correction.of_memory;
     const std::uint64_t more = cost.peak_bytes - corrected.plan->predicted.peak_bytes;
     with_more.record = changed(std::move(with_more.record), std::identity(), static_cast<std::int64_t>(more));
+    with_more.correction.more_bytes += static_cast<std::int64_t>(more);
     make_plan_of(with_more);
     if (with_more.plan->fits) {
-      put_corrected(*known, std::move(with_more), static_cast<std::int64_t>(more));
+      put_corrected(*known, std::move(with_more));
       return true;
     }
   }
   if (times_differ) {
     make_plan_of(corrected);
     if (corrected.plan->fits || !known->plan->fits) {  // there may be less host memory than the old plan was made for
-      put_corrected(*known, std::move(corrected), 0);
+      put_corrected(*known, std::move(corrected));
       return true;
     }
   }
   return false;
 }
 
-// For the step's structure, too. What was made from its recorded steps is made again when such a step comes.
-void StepPlanner::put_corrected(Known& known, Known corrected, std::int64_t more_bytes) {
-  const double slower = corrected.record.end_ms / known.record.end_ms;
+// For the step's structure, too. But for the step that has begun by now, whose plan stays, what was made from two
+// others is made again when such a step comes.
+void StepPlanner::put_corrected(Known& known, Known corrected) {
   known = std::move(corrected);
   for (auto each = known_.begin(); each != known_.end();) {
     const auto here = each++;
@@ -319,13 +347,15 @@ void StepPlanner::put_corrected(Known& known, Known corrected, std::int64_t more
       known_.erase(here);
       continue;
     }
-    here->record = slowed(std::move(here->record), slower, more_bytes);
-    here->copy_slowdown = known.copy_slowdown;
-    here->corrections = known.corrections;
-    here->memory_corrections = known.memory_corrections;
-    if (planned(*here)) {
-      make_plan_of(*here);
+    Known with = *here;
+    with.record = slowed(std::move(with.record), known.correction.slower / with.correction.slower,
+                         known.correction.more_bytes - with.correction.more_bytes);
+    with.correction = known.correction;
+    if (planned(with)) {
+      make_plan_of(with);
+      with.plan = with.plan->fits || !here->plan->fits ? with.plan : here->plan;
     }
+    *here = std::move(with);
   }
 }
 
@@ -336,6 +366,7 @@ bool StepPlanner::correct_times(Known& known, double end_ms, double step_ms) con
   const bool as_recorded = factor > 1 - kNear && factor < 1 + kNear;
   if (!as_recorded) {
     known.record = slowed(std::move(known.record), factor, 0);
+    known.correction.slower *= factor;
     auto scaled = std::make_shared<Plan>(*known.plan);  // the same plan, for the record with its times scaled
     if (scaled->managed) {
       scaled->managed->recompute_ms *= factor;
@@ -346,8 +377,8 @@ bool StepPlanner::correct_times(Known& known, double end_ms, double step_ms) con
   if (as_recorded && slowdown == 1) {
     return false;
   }
-  known.copy_slowdown *= slowdown;
-  ++known.corrections;
+  known.correction.copy_slowdown *= slowdown;
+  ++known.correction.of_times;
   return true;
 }
 
@@ -365,8 +396,13 @@ bool StepPlanner::choose_plan() {
       is_known_at(*following, seen.size() - 1, seen.back())) {
     return true;
   }
-  const auto found =
-      std::ranges::find_if(known_, [&](const Known& known) { return planned(known) && begins_with(known, seen); });
+  const auto find = [&](bool is_recorded) {
+    return std::ranges::find_if(known_, [&](const Known& known) {
+      return planned(known) && (known.records > 0) == is_recorded && begins_with(known, seen);
+    });
+  };
+  auto found = find(/*is_recorded=*/true);
+  found = found == known_.end() ? find(/*is_recorded=*/false) : found;
   if (found != known_.end()) {
     known_.splice(known_.begin(), known_, found);
     following = &known_.front();
@@ -376,19 +412,18 @@ bool StepPlanner::choose_plan() {
   return following != nullptr;
 }
 
-// Of the recorded steps of the same structure, the one whose size differs the most. Null where there is none, or where
-// the step's own record says too little.
+// Of the recorded steps of the same structure, the one whose size differs the most. Null where there is none that tells
+// of sizes, or where the step's own record says too little.
 const StepPlanner::Known* StepPlanner::unlike_in_size(const Known& known) const {
   const Known* found = nullptr;
   double most = 1;
   for (const Known& each : known_) {
-    if (&each == &known || !tells_of_sizes(each) || !tells_of_sizes(known) || each.structure != known.structure) {
+    if (each.structure != known.structure || !tells_of_sizes(each) || !tells_of_sizes(known) ||
+        each.record.managed_device_bytes != known.record.managed_device_bytes) {
       continue;
     }
-    const std::size_t place = place_of_size(each.signature, known.signature);
-    const auto one = static_cast<double>(each.signature[place].bytes);
-    const auto other = static_cast<double>(known.signature[place].bytes);
-    if (const double ratio = std::max(one, other) / std::max(1.0, std::min(one, other)); ratio > most) {
+    const double ratio = std::max(size_of(each) / size_of(known), size_of(known) / size_of(each));
+    if (ratio > most && growth_of(each, known, known.signature.front().bytes).is_known()) {
       most = ratio;
       found = &each;
     }
@@ -396,36 +431,28 @@ const StepPlanner::Known* StepPlanner::unlike_in_size(const Known& known) const 
   return found;
 }
 
-// Where the storage that was saved last tells the step's size, and two steps of the structure are known: makes what is
-// known of a step of that size, with its plan. Null otherwise, and where the step so far is unlike that.
+// Where the first storage tells the step's size, and two steps of the structure are known: makes what is known of a
+// step of that size, with its plan. Null otherwise, and where no plan fits: the step is then recorded itself.
 StepPlanner::Known* StepPlanner::make_resized() {
   const Signature& seen = *now_.seen;
   for (const Known& one : known_) {
-    const Known* const other =
-        one.signature.size() >= seen.size() && begin_alike(one.signature, seen) ? unlike_in_size(one) : nullptr;
-    if (other == nullptr) {
+    const Known* const other = seen.size() == 1 && begin_alike(one.signature, seen) ? unlike_in_size(one) : nullptr;
+    if (other == nullptr || !growth_of(one, *other, seen.front().bytes).is_known()) {
       continue;
     }
-    const std::size_t place = place_of_size(one.signature, other->signature);
-    const Growth growth(one.signature[place].bytes, other->signature[place].bytes, rounded_up(seen.back().bytes));
-    if (place + 1 != seen.size() || !growth.is_known()) {
-      continue;
-    }
+    const Growth growth = growth_of(one, *other, rounded_up(seen.front().bytes));
     Known made;
     made.signature = one.signature;
     made.structure = one.structure;
-    made.sized_by = place;
+    made.correction = one.correction;
     for (std::size_t i = 0; i < made.signature.size(); ++i) {
       made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);
     }
-    if (!begins_with(made, seen)) {
+    made.record = resized(one.record, other->record, growth);
+    make_plan_of(made);
+    if (!made.plan->fits) {
       continue;
     }
-    made.record = resized(one.record, other->record, growth);
-    made.copy_slowdown = one.copy_slowdown;
-    make_plan_of(made);
-    made.corrections = one.corrections;
-    made.memory_corrections = one.memory_corrections;
     known_.push_front(std::move(made));
     now_.following = &known_.front();
     forget_oldest();

@@ -32,8 +32,9 @@ namespace ebb {
 // unused longest is forgotten first.
 //
 // Steps of one structure run the same operations on other sizes. Once two of them have been recorded, the first step of
-// all not counted, a step of another size gets a plan of its own as soon as its size shows, from what the two tell of
-// it (Note [Steps of one structure]). What is found out about a plan's times and memory holds for all of its structure.
+// all not counted, a step of another size gets a plan of its own with its first storage, whose bytes are the size, from
+// what the two tell (Note [Steps of one structure]). What is found out about a plan's times and memory holds for all of
+// its structure.
 //
 // Other steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a
 // step without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most
@@ -66,6 +67,7 @@ class StepPlanner {
     Decision decision = Decision::kKeep;
     std::shared_ptr<const Plan> plan;
     std::uint64_t structure = 0;  // the plan's; steps of another structure have another number
+    std::uint64_t revision = 0;   // another where plans were made again for another reason than correct()
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
 
@@ -110,17 +112,23 @@ class StepPlanner {
   };
   using Signature = std::vector<Key>;
 
+  // What is found out about a structure's plans.
+  struct Correction {
+    int of_times = 0;  // how often
+    int of_memory = 0;
+    double slower = 1;            // the factor for all times
+    std::int64_t more_bytes = 0;  // of other memory
+    double copy_slowdown = 1;     // the factor by which copies are slower than measured
+  };
+
   // A signature, with the last record of a step that has it, and its plan.
   struct Known {
     Signature signature;
     std::uint64_t structure = 0;
-    int records = 0;                       // 0: the record is made from those of two other steps of the structure
-    std::size_t sized_by = kMostStorages;  // then the place of the storage that has told the size
-    bool is_warm = false;                  // the record is not that of the first recorded step
-    StepRecord record{};                   // of the last recorded step, with times as corrected
-    int corrections = 0;
-    int memory_corrections = 0;
-    double copy_slowdown = 1;            // the factor by which copies are slower than measured
+    int records = 0;                     // 0: the record is made from those of two other steps of the structure
+    bool is_warm = false;                // the record is not that of the first recorded step
+    StepRecord record{};                 // of the last recorded step, with times as corrected
+    Correction correction{};             // of the record, and of the structure's others
     std::shared_ptr<const Plan> plan{};  // null until there are enough records
   };
 
@@ -136,12 +144,13 @@ class StepPlanner {
   [[nodiscard]] Known* make_resized();
   void forget_oldest();
   [[nodiscard]] std::uint64_t structure_of(const Signature& signature);
-  void put_corrected(Known& known, Known corrected, std::int64_t more_bytes);
+  void put_corrected(Known& known, Known corrected);
   void keep_to_host_limit();
   [[nodiscard]] bool correct_times(Known& known, double end_ms, double step_ms) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
   [[nodiscard]] Decision decision_about(const Candidate& candidate);
   [[nodiscard]] bool choose_plan();
+  [[nodiscard]] bool takes_more_than_planned();
   [[nodiscard]] bool fits_whole(std::uint64_t saved_bytes) const;
   void stop_recording();
 
@@ -159,10 +168,12 @@ class StepPlanner {
     bool strayed = false;        // like no plan
     bool moves = false;          // does not keep all of its storages
     std::uint64_t kept = 0;      // bytes
+    std::int64_t unplanned = 0;  // the bytes that storages have more than the plan's
   };
 
   std::list<Known> known_;  // the last used comes first
   std::uint64_t structures_ = 0;
+  std::uint64_t revision_ = 0;
   Step now_;
   std::uint64_t step_ = 0;
   bool recording_ = false;  // the step that has begun is recorded, and follows no plan

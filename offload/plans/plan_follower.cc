@@ -212,8 +212,8 @@ void PlanFollower::follow_locked(SavedStep& step, const StepPlanner::Answer& ans
   }
   unlike_ = 0;
   check_locked(*answer.plan);  // may throw: the step then follows no plan
-  if (answer.structure != measured_.structure) {
-    measured_ = {.structure = answer.structure};
+  if (answer.structure != measured_.structure || answer.revision != measured_.revision) {
+    measured_ = {.structure = answer.structure, .revision = answer.revision};
     step.record_by(nullptr);
   }
   step.follow(answer.plan);

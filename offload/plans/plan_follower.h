@@ -89,6 +89,7 @@ class PlanFollower {
   // The steps of a structure that have followed plans, since the structure's last correction.
   struct Measured {
     std::uint64_t structure = 0;
+    std::uint64_t revision = 0;
     int steps = 0;
     std::shared_ptr<const Plan> plan = {};  // of the step that is measured; null before that
     std::optional<StepCost> cost = {};

@@ -272,7 +272,7 @@ TEST_CASE("A step whose compute was faster has its plan made again with the same
   planner.correct(plan, step_of(fast).end_ms, {step_ms, 0});
   const StepPlanner::Known known = *planner.last_plan();
   CHECK(known.record.end_ms == step_of(fast).end_ms);
-  CHECK(known.copy_slowdown == 1);
+  CHECK(known.correction.copy_slowdown == 1);
 }
 
 }  // namespace

@@ -37,13 +37,25 @@ TEST_CASE("bytes that do not change, that come for each token and for each pair 
   }
 }
 
-TEST_CASE("a size is known near the two, and no bytes are below none") {
+TEST_CASE("a size is known near two that differ, and no bytes are below none") {
   CHECK(Growth(100, 200, 50).is_known());
-  CHECK(Growth(200, 100, 400).is_known());
+  CHECK(Growth(200, 100, 250).is_known());
   CHECK_FALSE(Growth(100, 200, 49).is_known());
-  CHECK_FALSE(Growth(100, 200, 402).is_known());
+  CHECK_FALSE(Growth(100, 200, 251).is_known());
   CHECK_FALSE(Growth(0, 200, 100).is_known());
-  CHECK(Growth(100, 200, 50).bytes(0, 1000) == 0);
+  CHECK_FALSE(Growth(100, 109, 105).is_known());
+  CHECK(Growth(100, 200, 50).bytes(100, 1000) == 0);
+}
+
+TEST_CASE("what one of the two steps does not tell is taken from the other") {
+  CHECK(Growth(100, 200, 150).bytes(0, 1000) == 750);
+  CHECK(Growth(100, 200, 150).bytes(1000, 0) == 1500);
+  CHECK(Growth(100, 200, 150).other_bytes(0, 1000) == 1000);
+}
+
+TEST_CASE("other memory of a smaller step is not taken to be less than the smaller of the two has") {
+  CHECK(Growth(100, 200, 50).other_bytes(500, 800) == 500);
+  CHECK(Growth(200, 100, 150).other_bytes(800, 500) == 650);
 }
 
 TEST_CASE("the record of a size between two has its bytes between theirs, and its times on the line through theirs") {
@@ -57,11 +69,6 @@ TEST_CASE("the record of a size between two has its bytes between theirs, and it
   CHECK(record.backward_ms == Approx(56));
   CHECK(record.storages[0].saved_ms == Approx(28));
   CHECK(record.storages[0].recompute_ms == Approx(14));
-}
-
-TEST_CASE("sizes that hardly differ say nothing of how times grow") {
-  const StepRecord record = resized(record_of(100, 80), record_of(101, 120), Growth(100, 101, 150));
-  CHECK(record.end_ms == Approx(120 * 150 / 101.));
 }
 
 TEST_CASE("other memory that was recorded at other moments is as high as the highest grows") {

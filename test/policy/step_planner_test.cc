@@ -1,6 +1,7 @@
 #include "policy/step_planner.h"
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -186,7 +187,7 @@ TEST_CASE("a plan that was corrected for its times as often as it may be is stil
   planner.correct(plan, 1000, {1000, 27});
   CHECK(planner.last_plan()->plan != plan);
   CHECK(planner.last_plan()->plan->predicted.kept_bytes == 10);
-  CHECK(planner.last_plan()->corrections == StepPlanner::kCorrections);
+  CHECK(planner.last_plan()->correction.of_times == StepPlanner::kCorrections);
 }
 
 TEST_CASE("a plan that offloads more than there was room for is made again for the next step") {
@@ -298,9 +299,10 @@ TEST_CASE("a step that strays and fits whole is left alone, and the next ones fo
   CHECK(planner.recorded_step());
 }
 
-// A step over so many tokens: one storage has the same bytes in each, the others grow with the tokens or their square.
+// A step over so many tokens, which the first storage tells: one has the same bytes in each step, the others grow with
+// the tokens or their square.
 Step over(std::uint64_t tokens) {
-  return {{100}, {tokens, Recompute::kMemoryBound}, {2 * tokens - 1}, {tokens * tokens, Recompute::kComputeBound}};
+  return {{tokens, Recompute::kMemoryBound}, {100}, {2 * tokens - 1}, {tokens * tokens, Recompute::kComputeBound}};
 }
 
 void record(StepPlanner& planner, const Step& step, std::uint64_t afterwards = kNearlyAll) {
@@ -340,9 +342,9 @@ TEST_CASE("steps of one structure have one number, and others have another") {
     }
     return answer.structure;
   };
-  CHECK(structure({100}, {13}) == structure({100}, {20}));
-  CHECK(structure({100}, {13}) != 0);
-  CHECK(structure({101}, {13}) == 0);
+  CHECK(structure({13}, {100}) == structure({20}, {100}));
+  CHECK(structure({13}, {100}) != 0);
+  CHECK(structure({13}, {50}) == 0);
 }
 
 TEST_CASE("a plan for a size serves sizes that are hardly smaller") {
@@ -386,7 +388,7 @@ TEST_CASE("the first recorded step tells nothing of sizes") {
 
 TEST_CASE("a size far from those that are known has its step recorded") {
   StepPlanner planner = taught_sizes(1000);
-  const std::uint64_t tokens = GENERATE(4, 42);
+  const std::uint64_t tokens = GENERATE(4, 26);
   Plans plan;
   decided(planner, over(tokens), &plan);
   CHECK(plan == nullptr);
@@ -429,15 +431,80 @@ TEST_CASE("what is found out about one size holds for the others") {
   CHECK(after->predicted.step_ms > 1.9 * corrected->predicted.step_ms);
 }
 
-TEST_CASE("plans for many sizes do not push out what they are made from") {
+TEST_CASE("both of two recorded sizes have plans, and a stray between them changes nothing") {
   StepPlanner planner = taught_sizes(1000);
-  constexpr std::uint64_t kMost = 40;
-  STATIC_REQUIRE(kMost - 5 > StepPlanner::kMaxPlans);
-  for (std::uint64_t tokens = 5; tokens <= kMost; ++tokens) {
-    Plans plan;
-    decided(planner, over(tokens), &plan);
-    CHECK(plan != nullptr);
+  Plans of_10;
+  Plans of_20;
+  decided(planner, over(10), &of_10);
+  decided(planner, over(20), &of_20);
+  REQUIRE(of_10 != nullptr);
+  REQUIRE(of_20 != nullptr);
+  decided(planner, {{15}, {7}});
+  for (const std::uint64_t tokens : {10, 20, 15, 10, 12, 10, 20, 10, 20, 10}) {
+    decided(planner, over(tokens));
+    if (planner.recorded_step()) {
+      planner.learn(*planner.recorded_step(), record_of(over(tokens), kNearlyAll));
+    }
   }
+  Plans plan;
+  decided(planner, over(17), &plan);
+  CHECK(plan != nullptr);
+}
+
+TEST_CASE("a size that is recorded after a correction is corrected, too, and once") {
+  StepPlanner planner = taught_sizes(1000);
+  Plans plan;
+  decided(planner, over(20), &plan);
+  REQUIRE(plan != nullptr);
+  const double before_ms = plan->predicted.step_ms;
+  planner.begin_step();
+  REQUIRE(planner.correct(plan, 3 * before_ms, {3 * before_ms, 0}));
+  decided(planner, over(40));
+  record(planner, over(40));
+  decided(planner, over(40), &plan);
+  REQUIRE(plan != nullptr);
+  CHECK(planner.last_plan()->record.end_ms == Approx(3 * record_of(over(40)).end_ms));
+  decided(planner, over(20), &plan);
+  CHECK(plan->predicted.step_ms == Approx(3 * before_ms));
+}
+
+TEST_CASE("a step whose storages are larger than is expected strays before the budget is exceeded") {
+  StepPlanner planner = with_room_for(100'000);
+  for (const std::uint64_t tokens : {3000, 3100, 4000}) {
+    record(planner, {{tokens}, {10 * tokens}, {10 * tokens}}, 99'000);
+  }
+  Plans plan;
+  decided(planner, {{4600}, {46'000}, {46'000}}, &plan);
+  REQUIRE(plan != nullptr);
+  decided(planner, {{4600}, {48'000}, {48'000}}, &plan);
+  CHECK(plan == nullptr);
+}
+
+TEST_CASE("a size for which no plan fits has its step recorded") {
+  StepPlanner planner = with_room_for(500);
+  for (const std::uint64_t tokens : {11, 10, 20}) {
+    record(planner, {{tokens}, {20 * tokens}}, 490);
+  }
+  Plans plan;
+  decided(planner, {{25}, {501}}, &plan);
+  CHECK(plan == nullptr);
+}
+
+TEST_CASE("plans for many sizes do not push out what they are made from") {
+  StepPlanner planner = with_room_for(1000);
+  for (const std::uint64_t tokens : {110, 100, 200}) {
+    record(planner, {{tokens}, {100}});
+  }
+  std::set<Plans> plans;
+  for (int i = 0; i < 2; ++i) {
+    for (std::uint64_t tokens = 50; tokens <= 250; ++tokens) {
+      Plans plan;
+      decided(planner, {{tokens}, {100}}, &plan);
+      REQUIRE(plan != nullptr);
+      plans.insert(plan);
+    }
+  }
+  CHECK(plans.size() > StepPlanner::kMaxPlans);
 }
 
 TEST_CASE("plans are kept side by side") {
