@@ -5,7 +5,7 @@
 # EBB_TESTS    test/streams_test, test/offload_test, test/random and test/process_probe. The library is then built for
 #              tests (streams/base/wait_point.h) and is slower.
 
-# ebb_objects(NAME FOLDERS...): what the sources of these folders compile to, main.cc but.
+# ebb_objects(NAME FOLDERS...): the object files of these folders' sources, all but main.cc.
 function(ebb_objects name)
   list(TRANSFORM ARGN APPEND "/*.cc" OUTPUT_VARIABLE globs)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} ${globs})
@@ -23,7 +23,7 @@ function(ebb_compile name)
   target_precompile_headers(${name} PRIVATE <torch/torch.h>)
 endfunction()
 
-# ebb_program(PATH SOURCES... OBJECTS NAMES...): bin PATH below the build folder.
+# ebb_program(PATH SOURCES... OBJECTS NAMES... LIBRARIES NAMES...): the program PATH below the build folder.
 function(ebb_program path)
   cmake_parse_arguments(program "" "" "OBJECTS;LIBRARIES" ${ARGN})
   cmake_path(GET path PARENT_PATH folder)

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <vector>
 
 #include "policy/step_record.h"
 
@@ -29,8 +27,8 @@ class Growth {
   // Whether the size of the first step is the nearer one.
   [[nodiscard]] bool is_nearer_to_one() const;
 
-  // The bytes in the step that is asked about of what has these bytes in the two. Of 0 bytes in one of the two nothing
-  // is known: the program held the bytes itself, say.
+  // The bytes in the step that is asked about of what has these bytes in the two. 0 bytes in one of the two mean that
+  // the program held the bytes itself: the other step then tells them, in proportion.
   [[nodiscard]] std::uint64_t bytes(std::uint64_t in_one, std::uint64_t in_other) const;
 
   // The same of other memory, which may have parts that do not grow, and parts that grow with the square: no less than

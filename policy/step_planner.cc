@@ -26,6 +26,10 @@ bool begin_alike(const StepPlanner::Signature& one, const StepPlanner::Signature
                     [](const auto& a, const auto& b) { return a.operation == b.operation; });
 }
 
+bool are_of_one_structure(const StepPlanner::Signature& one, const StepPlanner::Signature& other) {
+  return one.size() == other.size() && begin_alike(one, other);
+}
+
 // A plan for a size serves sizes that are smaller by at most one part in so many. So at most as many plans are made for
 // sizes from one to twice that.
 constexpr std::uint64_t kSizes = 32;
@@ -90,8 +94,7 @@ void StepPlanner::begin_step() {
   keep_to_host_limit();
   const auto has_plan = [&](const Signature& signature) {
     return std::ranges::any_of(known_, [&](const Known& each) {
-      const bool is_alike = each.signature.size() == signature.size() && begin_alike(each.signature, signature);
-      const Known* const other = is_alike ? unlike_in_size(each) : nullptr;
+      const Known* const other = are_of_one_structure(each.signature, signature) ? unlike_in_size(each) : nullptr;
       return planned(each) && (each.signature == signature ||
                                (other != nullptr && growth_of(each, *other, signature.front().bytes).is_known()));
     });
@@ -220,7 +223,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
 
 std::uint64_t StepPlanner::structure_of(const Signature& signature) {
   for (const Known& each : known_) {
-    if (each.signature.size() == signature.size() && begin_alike(each.signature, signature)) {
+    if (are_of_one_structure(each.signature, signature)) {
       return each.structure;
     }
   }
