@@ -6,6 +6,7 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
+#include "offload/recompute/operation_log.h"
 #include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/saved_storage.h"
@@ -56,6 +57,9 @@ void Backward::Pass::begin() {
 }
 
 Backward::~Backward() {
+  if (OperationLog* const log = OperationLog::here(); log != nullptr && !in_backward() && !log->is_open()) {
+    log->forget();
+  }
   const auto& [runtime, step] = pass_->expected;
   if (runtime == nullptr || runtime->forked()) {
     return;

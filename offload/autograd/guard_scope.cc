@@ -7,8 +7,10 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/guard.h"
+#include "offload/managed/observed_operations.h"
 #include "offload/offloader.h"
 #include "offload/plans/plan_follower.h"
+#include "offload/recompute/operation_log.h"
 #include "offload/saving/runtime.h"
 #include "offload/steps/saved_step.h"
 #include "offload/tensors/deferred_copies.h"
@@ -33,13 +35,18 @@ GuardScope* GuardScope::innermost() { return static_cast<GuardScope*>(c10::Threa
 
 std::shared_ptr<const void> GuardScope::enter(std::shared_ptr<Runtime> runtime, HookOf hook_of) {
   drop_ended();
+  std::shared_ptr<OperationLog::Scope> logged;
+  if (runtime != nullptr && runtime->decider().needs_recipes()) {
+    observe_operations();
+    logged = std::make_shared<OperationLog::Scope>();
+  }
   std::shared_ptr<GuardScope> scope(new GuardScope(std::move(runtime), std::move(hook_of)));
   c10::ThreadLocalDebugInfo::_push(kKind, scope);
   {
     const LockUnlessForked locked(scope->process_, scope->mutex_);
     scope->with_it_ = c10::ThreadLocalDebugInfo::current().get();
   }
-  return {scope.get(), [scope](const void* /*scope*/) { scope->leave(); }};
+  return {scope.get(), [scope, logged](const void* /*scope*/) { scope->leave(); }};
 }
 
 void GuardScope::leave() {

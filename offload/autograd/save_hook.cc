@@ -1,7 +1,9 @@
 #include "offload/autograd/save_hook.h"
 
 #include "offload/base/autograd_info.h"
+#include "offload/base/backward_pass.h"
 #include "offload/base/interpreter.h"
+#include "offload/recompute/operation_log.h"
 #include "offload/saving/runtime.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
@@ -24,6 +26,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
       held_.emplace(*std::move(held));
     }
     saved_.emplace(tensor, info);
+    log(tensor, info);
     return;
   }
   const WithoutInterpreterLock without;  // Note [The interpreter's lock] in interpreter.h
@@ -32,6 +35,13 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
   const bool is_filled = info.grad_fn() != nullptr;  // Note [Saved before it is filled] in deferred_copies.h
   saved_.emplace(tensor, info, runtime.save(tensor, step, is_filled, region.get()));
+  log(tensor, info);
+}
+
+void SaveHook::log(const at::Tensor& tensor, const AutogradInfo& info) {
+  if (OperationLog* const log = OperationLog::here(); log != nullptr && !in_backward()) {
+    logged_ = log->saved(tensor, info, saved_->shared_storage());
+  }
 }
 
 SaveHook::~SaveHook() {

@@ -5,11 +5,10 @@
 #include <utility>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/accounts/device_account.h"
 #include "offload/autograd/guard_scope.h"
-#include "offload/recompute/recipe_input.h"
 #include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
@@ -26,7 +25,7 @@ struct RegionSaves;
 // hook's destructor is the exact end of the save, and no table can outlive it.
 //
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
-class SaveHook final : public RecipeInputHook {
+class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
   // `target`: where the save goes; its runtime is not null, and its scope must live until call_pack_hook returns.
   // `region`: the checkpointed region that runs and whose saves stay, whatever the policy would say; null for none.
@@ -42,18 +41,15 @@ class SaveHook final : public RecipeInputHook {
   // it was saved, and what SavedStorage::Use::get throws.
   at::Tensor call_unpack_hook() override;
 
-  // Null too where a dispatch mode saw the operation, and may have changed what the operation computed.
-  std::unique_ptr<SavedTensor> for_recipe() const override {
-    return saved_ && !was_in_mode_ ? saved_->for_recipe() : nullptr;
-  }
-
  private:
+  void log(const at::Tensor& tensor, const AutogradInfo& info);
+
   GuardScope::Target target_;  // empty once packed, as is region_
   std::shared_ptr<RegionSaves> region_;
   std::shared_ptr<Runtime> runtime_;         // once packed; null where the save is passed through
   std::optional<SavedTensor> saved_;         // once packed
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through
-  const bool was_in_mode_ = c10::impl::TorchDispatchModeTLS::any_modes_set();
+  std::shared_ptr<const void> logged_;       // OperationLog::saved
 };
 
 }  // namespace ebb

@@ -1,17 +1,7 @@
 #include "offload/base/libtorch_members.h"
 
-#include <memory>
-
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
-
 namespace ebb {
 namespace {
-
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::SavedVariableHooks;
 
 // A pointer to a private member can be named in an explicit instantiation only, which then defines the key's member().
 template <typename Key, auto Member>
@@ -40,16 +30,6 @@ struct Counter {
 template struct Shown<Counter, &c10::VariableVersion::version_counter_>;
 static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // a version has nothing but its counter
 
-struct Hooks {
-  friend constexpr auto member(Hooks /*key*/);
-};
-template struct Shown<Hooks, &SavedVariable::hooks_>;
-
-struct NodeMutex {
-  friend constexpr auto member(NodeMutex /*key*/);
-};
-template struct Shown<NodeMutex, &Node::mutex_>;
-
 }  // namespace
 
 Refusals refusals_of(c10::StorageImpl& storage) {
@@ -61,9 +41,5 @@ c10::DispatchKeySet& key_set_of(const at::TensorBase& tensor) {
 }
 
 const void* counter_of(const c10::VariableVersion& version) { return (version.*member(Counter())).get(); }
-
-const SavedVariableHooks* hooks_of(const SavedVariable& variable) { return (variable.*member(Hooks())).get(); }
-
-std::mutex& mutex_of(Node& node) { return node.*member(NodeMutex()); }
 
 }  // namespace ebb

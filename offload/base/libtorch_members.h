@@ -1,27 +1,17 @@
 #pragma once
 
-#include <mutex>
-
 #include <ATen/core/TensorBase.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
-namespace torch::autograd {
-struct Node;
-class SavedVariable;
-struct SavedVariableHooks;
-}  // namespace torch::autograd
-
 // Note [Members that LibTorch shows nobody]
-// ebb needs six private or protected members of LibTorch's classes. This unit has all accesses to them, and does not
+// ebb needs four private or protected members of LibTorch's classes. This unit has all accesses to them, and does not
 // compile where LibTorch renames or retypes one. From LibTorch 2.11 to 2.15 no public function does the same:
 // - StorageImpl has functions that make each access to the memory an error, and none that allows access again.
 // - TensorImpl has setters for some of its dispatch keys, and none for another key. shallow_copy_from() takes over the
 //   keys of a tensor, but writes sizes and storage as well, which another thread may be reading.
 // - VariableVersion neither compares two counters nor shows the counter.
-// - SavedVariable tells that it has hooks, but not which. Its unpack() would call other people's.
-// - Node::release_variables() holds the node's mutex, and nobody else can hold the mutex while reading saved variables.
 
 namespace ebb {
 
@@ -36,11 +26,5 @@ struct Refusals {
 
 // The identity of the counter, which several tensors may share.
 [[nodiscard]] const void* counter_of(const c10::VariableVersion& version);
-
-// Null where the variable has none.
-[[nodiscard]] const torch::autograd::SavedVariableHooks* hooks_of(const torch::autograd::SavedVariable& variable);
-
-// Is held while the node lets go of what it has saved.
-[[nodiscard]] std::mutex& mutex_of(torch::autograd::Node& node);
 
 }  // namespace ebb

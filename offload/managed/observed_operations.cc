@@ -1,5 +1,6 @@
 #include "offload/managed/observed_operations.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
@@ -8,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/library.h>
 
 #include "offload/base/backward_pass.h"
@@ -16,9 +18,10 @@
 #include "offload/managed/collective.h"
 #include "offload/managed/in_parts.h"
 #include "offload/managed/manage.h"
-#include "offload/managed/operator_traits.h"
+#include "offload/base/operator_traits.h"
 #include "offload/managed/uses.h"
 #include "offload/optimizer_step.h"
+#include "offload/recompute/operation_log.h"
 
 namespace ebb {
 namespace {
@@ -42,16 +45,24 @@ void manage_if_state(const at::Tensor& like, const at::Tensor& made) {
   }
 }
 
-void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const OperatorTraits traits = OperatorTraits::of(operation);
+bool has_managed(c10::ArrayRef<c10::IValue> arguments) {
+  return std::ranges::any_of(arguments, [](const c10::IValue& argument) {
+    if (argument.isTensor()) {
+      return argument.toTensor().defined() && is_managed(argument.toTensor());
+    }
+    if (!argument.isTensorList() && !argument.isOptionalTensorList()) {
+      return false;
+    }
+    return std::ranges::any_of(argument.toListRef(), [](const c10::IValue& each) {
+      return each.isTensor() && each.toTensor().defined() && is_managed(each.toTensor());
+    });
+  });
+}
+
+template <typename GoOn>
+void run_on_managed(const c10::OperatorHandle& operation, const OperatorTraits& traits, torch::jit::Stack* stack,
+                    const GoOn& go_on) {
   const std::size_t count = operation.schema().arguments().size();
-  const auto go_on = [&] {
-    operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kManagedKey), stack);
-  };
-  if (traits.kind == Kind::kUsesNoBytes) {
-    go_on();
-    return;
-  }
   if (traits.kind == Kind::kMakesAlike) {
     const c10::IValue like = torch::jit::peek(*stack, 0, count);
     go_on();
@@ -78,6 +89,29 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
   }
   Uses uses;
   run(uses);
+}
+
+void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const OperatorTraits traits = OperatorTraits::of(operation);
+  const auto go_on = [&] {
+    operation.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kManagedKey), stack);
+  };
+  const auto run = [&] {
+    const auto arguments = torch::jit::last(*stack, operation.schema().arguments().size());
+    if (traits.kind == Kind::kUsesNoBytes || !has_managed(arguments)) {
+      go_on();
+    } else {
+      run_on_managed(operation, traits, stack, go_on);
+    }
+  };
+  OperationLog* const log = OperationLog::here();
+  if (log == nullptr || log->is_open() || traits.makes_views || in_backward()) {
+    run();
+    return;
+  }
+  OperationLog::Call call(*log, operation, traits, keys, *stack);
+  run();
+  call.end(*stack);
 }
 
 }  // namespace

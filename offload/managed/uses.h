@@ -14,7 +14,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "offload/managed/managed_set.h"
-#include "offload/managed/operator_traits.h"
+#include "offload/base/operator_traits.h"
 #include "offload/managed/registry.h"
 
 namespace ebb {

@@ -16,12 +16,11 @@
 #include "offload/managed/managed_set.h"
 #include "offload/plans/explain.h"
 #include "offload/plans/measure_link.h"
-#include "offload/recompute/graph_recipe.h"
+#include "offload/recompute/log_recipe.h"
 #include "offload/recording/step_recorder.h"
 #include "offload/recording/use_log.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
-#include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
 namespace {
@@ -76,11 +75,11 @@ std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::v
   return indices;
 }
 
-std::vector<const SavedStorage*> inputs_of(const GraphRecipe* recipe) {
+std::vector<const SavedStorage*> inputs_of(const LogRecipe* recipe) {
   std::vector<const SavedStorage*> inputs;
   if (recipe != nullptr) {
-    for (const auto& input : recipe->inputs()) {
-      inputs.push_back(input == nullptr ? nullptr : input->storage());
+    for (const auto& root : recipe->roots()) {
+      inputs.push_back(root->use ? root->use->storage().get() : nullptr);
     }
   }
   return inputs;
@@ -107,7 +106,7 @@ std::shared_ptr<ManagedSet> PlanFollower::managed() {
 }
 
 Decision PlanFollower::decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                              const GraphRecipe* recipe) {
+                              const LogRecipe* recipe) {
   const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
   const Decision decision = [&] {
     const MutexLock lock(mutex_);

@@ -18,7 +18,7 @@
 
 namespace ebb {
 
-class GraphRecipe;
+class LogRecipe;
 class ManagedSet;
 class Residency;
 class SavedStep;
@@ -50,7 +50,7 @@ class PlanFollower {
 
   // As Decider::decide, for a candidate whose ordinal is not known yet.
   [[nodiscard]] Decision decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                                const GraphRecipe* recipe);
+                                const LogRecipe* recipe);
 
   // Says that no block was free for a storage of so many bytes that was to be offloaded. Warns once that the budget may
   // be exceeded. Later plans offload no more than there is when backward begins.

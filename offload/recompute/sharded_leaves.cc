@@ -1,20 +1,18 @@
 #include "offload/recompute/sharded_leaves.h"
 
-#include "offload/base/managed_key.h"
-#include "offload/recompute/graph_recipe.h"
-#include "offload/tensors/saved_tensor.h"
+#include "offload/recompute/log_recipe.h"
 
 namespace ebb {
 
-bool ShardedLeaves::may_compute(const GraphRecipe& recipe) {
+bool ShardedLeaves::may_compute(const LogRecipe& recipe) {
   if (!may_be_) {
     return true;
   }
   bool all_stay = true;
   const MutexLock lock(mutex_);
-  for (const auto& input : recipe.inputs()) {
-    if (input != nullptr && input->is_of_leaf() && !is_managed(input->shape())) {
-      const c10::Storage& storage = input->shape().storage();
+  for (const auto& root : recipe.roots()) {
+    if (root->save != nullptr && root->save->is_of_leaf && !root->like.is_managed) {
+      const c10::Storage& storage = root->storage;
       const auto known = leaves_.try_emplace(storage.unsafeGetStorageImpl(),
                                              Leaf{.storage = storage.getWeakStorageImpl(), .data = storage.data()});
       all_stay = known.first->second.stays.value_or(false) && all_stay;

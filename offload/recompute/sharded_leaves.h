@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-class GraphRecipe;
+class LogRecipe;
 
 // Which leaves recipes may compute from where leaves may be sharded: only those that were in place at the end of each
 // guard so far. FSDP2 frees a parameter's memory after the forward pass of the parameter's module, and fills memory
@@ -23,7 +23,7 @@ class ShardedLeaves {
   // From now on the memory of leaves may be taken away between their uses: FSDP, ZeRO.
   void may_be() { may_be_ = true; }
 
-  [[nodiscard]] bool may_compute(const GraphRecipe& recipe);
+  [[nodiscard]] bool may_compute(const LogRecipe& recipe);
 
   // Called when a guard ends.
   void guard_ended() noexcept;

@@ -4,14 +4,17 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/accounts/summary.h"
+#include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/cache/residency.h"
 #include "offload/plans/plan_follower.h"
-#include "offload/recompute/graph_recipe.h"
+#include "offload/recompute/log_recipe.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/steps/saved_step.h"
 #include "offload/steps/steps.h"
 #include "policy/policies.h"
@@ -38,10 +41,8 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 Decider::~Decider() = default;
 
 Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step) {
-  std::unique_ptr<GraphRecipe> recipe = needs_recipes_ ? GraphRecipe::find(tensor) : nullptr;
-  if (recipe != nullptr && plans_ != nullptr && !plans_->leaves().may_compute(*recipe)) {
-    recipe = nullptr;
-  }
+  Found found = find_recipe(tensor);
+  LogRecipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
@@ -53,8 +54,52 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
   }
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   const Decision decision =
-      plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe.get()) : ask_policy(candidate, step);
-  return {decision, std::move(recipe)};
+      plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+  return {decision, std::move(found)};
+}
+
+// Note [Proofs]
+// What a schema says of an operator may be wrong, and kernels that are launched without the dispatcher are in no log.
+// So a recipe is proven before anything is dropped for it: the bytes stay or move, and where backward asks for them,
+// the recipe makes them beside, from what is there then, and the two are compared. A proof holds for a place in a step
+// and the sequence of operations there, whatever the sizes.
+Decider::Found Decider::find_recipe(const at::Tensor& tensor) {
+  OperationLog* const log = needs_recipes_ && !in_backward() ? OperationLog::here() : nullptr;
+  if (log == nullptr || !tensor.requires_grad()) {
+    return {};
+  }
+  const std::uint64_t place = log->next_search();
+  Found found{.recipe = LogRecipe::find(*log, tensor)};
+  if (found.recipe == nullptr || (plans_ != nullptr && !plans_->leaves().may_compute(*found.recipe))) {
+    return {};
+  }
+  found.proof = c10::hash_combine(place, found.recipe->identity());
+  const MutexLock lock(proofs_mutex_);
+  if (const auto known = proofs_.find(found.proof); known != proofs_.end()) {
+    found.is_proven = known->second;
+    found.recipe = found.is_proven ? std::move(found.recipe) : nullptr;
+  }
+  return found;
+}
+
+void Decider::prove(std::uint64_t proof, LogRecipe& recipe, const c10::Storage& bytes) noexcept {
+  try {
+    bool holds = false;
+    try {
+      holds = recipe.makes(bytes);
+    } catch (const c10::OutOfMemoryError&) {  // another step may have room
+      return;
+    } catch (const std::exception&) {  // the operations cannot be run again like this
+    }
+    constexpr std::size_t kMostProofs = std::size_t{1} << 16;
+    const MutexLock lock(proofs_mutex_);
+    if (proofs_.size() >= kMostProofs) {
+      proofs_.clear();
+    }
+    proofs_.insert_or_assign(proof, holds);
+  } catch (...) {
+    log_warning("what a recipe makes could not be compared");
+  }
 }
 
 Decision Decider::ask_policy(Candidate& candidate, SavedStep& step) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@
 
 namespace ebb {
 
-class GraphRecipe;
+class LogRecipe;
 class PlanFollower;
 class Residency;
 class SavedStep;
@@ -36,16 +37,29 @@ class Decider {
   // Null without Options::device_budget.
   [[nodiscard]] PlanFollower* plans() const { return plans_.get(); }
 
+  // Whether the operations under a guard are to be logged.
+  [[nodiscard]] bool needs_recipes() const { return needs_recipes_; }
+
   // Storages with fewer bytes are kept, and `decide` is not asked about them.
   [[nodiscard]] std::uint64_t least_bytes() const { return least_bytes_; }
 
+  // How to make a storage's bytes again.
+  struct Found {
+    std::unique_ptr<LogRecipe> recipe;  // null for none, or none looked for
+    bool is_proven = false;
+    std::uint64_t proof = 0;  // for prove()
+  };
   struct Decided {
-    Decision decision;
-    std::unique_ptr<GraphRecipe> recipe;  // how to make the storage's bytes again; null for none, or none looked for
+    Decision decision;  // not kRecompute without a proven recipe
+    Found found;
   };
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
   // Throws what the policy throws, and c10::Error where a budget cannot be met.
   [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step);
+
+  // Runs the recipe and compares what it makes with the storage's bytes, which are there: Note [Proofs]. The calling
+  // thread waits for the device.
+  void prove(std::uint64_t proof, LogRecipe& recipe, const c10::Storage& bytes) noexcept;
 
   // Says that a backward pass begins on this thread, probably on `step`. Returns whether the first copies in should
   // start at once: under a plan, or where steps wait for copies, unless another of the thread's steps is in use, which
@@ -57,6 +71,7 @@ class Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& stats);
 
  private:
+  [[nodiscard]] Found find_recipe(const at::Tensor& tensor);
   [[nodiscard]] Decision ask_policy(Candidate& candidate, SavedStep& step);
   void warn_of_head(SavedStep& step);
 
@@ -69,6 +84,10 @@ class Decider {
   const std::uint64_t least_bytes_;
   Mutex policy_mutex_;  // is held over calls of the policy
   std::atomic<bool> looked_for_head_{false};
+
+  // Whether recipes have made the bytes that they are for, by Found::proof.
+  Mutex proofs_mutex_;
+  std::unordered_map<std::uint64_t, bool> proofs_ EBB_GUARDED_BY(proofs_mutex_);
 };
 
 }  // namespace ebb

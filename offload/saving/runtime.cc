@@ -8,10 +8,11 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
-#include "offload/recompute/graph_recipe.h"
+#include "offload/recompute/log_recipe.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
@@ -57,19 +58,37 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
     });
   }
   if (is_new) {
-    auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
-    if (region == nullptr) {
-      place(saved, tensor, *step, is_filled);
-    } else {
+    OperationLog* const log = decider_.needs_recipes() && !in_backward() ? OperationLog::here() : nullptr;
+    if (region != nullptr) {
       saved->enter_step(region->ordinal, nullptr, 0);
       stay(*saved, KeptReason::kPolicy);
+    } else if (log != nullptr && log->is_open()) {  // Note [What is an operation] in operation_log.h
+      log->at_end([runtime = shared_from_this(), entered = std::weak_ptr(saved), tensor, step, version] {
+        const std::shared_ptr<SavedStorage> saved = entered.lock();
+        if (saved == nullptr) {
+          return;
+        }
+        if (version == VersionId(tensor.unsafeGetTensorImpl()->version_counter())) {
+          runtime->place_or_keep(saved, tensor, *step, /*is_filled=*/true);
+        } else {  // written to by the operation itself
+          runtime->stay(*saved, KeptReason::kDeferred);
+        }
+      });
+    } else {
+      place_or_keep(saved, tensor, *step, is_filled);
     }
-    failed.release();
   } else {
     counters.deduplicated.add(saved->bytes());
   }
   counters.saved.add(saved->bytes());
   return saved;
+}
+
+void Runtime::place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
+                            bool is_filled) {
+  auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
+  place(saved, tensor, step, is_filled);
+  failed.release();
 }
 
 void Runtime::stay(SavedStorage& saved, KeptReason reason) {
@@ -83,11 +102,21 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     bool is_filled) {
   const std::uint64_t bytes = saved->bytes();
-  auto [decision, recipe] = decider_.decide(tensor, *saved, step);
-  if (decision == Decision::kRecompute && recipe != nullptr) {
-    residency_.ledger().count_dropped(bytes);
-    saved->drop(std::move(recipe));
-    return;
+  auto [decision, found] = decider_.decide(tensor, *saved, step);
+  if (found.recipe != nullptr) {
+    if (decision == Decision::kRecompute && found.is_proven) {
+      found.recipe->settle();
+      residency_.ledger().count_dropped(bytes);
+      saved->drop(std::move(found.recipe));
+      return;
+    }
+    if (!found.is_proven) {
+      found.recipe->settle();
+      saved->at_first_use([runtime = shared_from_this(), proof = found.proof,
+                           recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
+        runtime->decider_.prove(proof, *recipe, there);
+      });
+    }
   }
   if (decision != Decision::kOffload) {
     stay(*saved, KeptReason::kPolicy);

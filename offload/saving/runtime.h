@@ -97,6 +97,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   void stay(SavedStorage& saved, KeptReason reason);
+  void place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
+                     bool is_filled);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled);
   void warn_if_host_memory_is_short();
 

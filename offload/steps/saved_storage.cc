@@ -45,7 +45,16 @@ c10::Storage SavedStorage::Use::get() {
     recorder->needed(saved.in_step_.index_in_record);
   }
   const StepRecorder::ClockPause pause(recorder.get());
-  return saved.get_on(saved.residency_->tier().current_stream(), *this);
+  c10::Storage bytes = saved.get_on(saved.residency_->tier().current_stream(), *this);
+  std::function<void(const c10::Storage&)> at_first_use;
+  {
+    const MutexLock lock(saved.mutex_);
+    at_first_use = std::exchange(saved.at_first_use_, nullptr);
+  }
+  if (at_first_use != nullptr && !saved.residency_->tier().captures()) {
+    at_first_use(bytes);
+  }
+  return bytes;
 }
 
 SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<SavedStep> step,
@@ -193,6 +202,11 @@ void SavedStorage::offload_deferred() noexcept {
     }
   }
   residency_->ledger().count_kept(KeptReason::kDeferred, bytes());
+}
+
+void SavedStorage::at_first_use(std::function<void(const c10::Storage&)> what) {
+  const MutexLock lock(mutex_);
+  at_first_use_ = std::move(what);
 }
 
 void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -109,6 +110,9 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   void defer_offload(Block block, c10::Stream stream);
   void offload_deferred() noexcept;
 
+  // Has this done with the bytes where a save first gets them.
+  void at_first_use(std::function<void(const c10::Storage&)> what);
+
   // Lets go of the source, which `recipe` makes again.
   void drop(std::unique_ptr<Recipe> recipe);
 
@@ -177,6 +181,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   SavedBytes bytes_ EBB_GUARDED_BY(mutex_);
   std::optional<DeferredCopy> deferred_ EBB_GUARDED_BY(mutex_);        // while resident
   std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // the same
+  std::function<void(const c10::Storage&)> at_first_use_ EBB_GUARDED_BY(mutex_);
   InStep in_step_;
   Round round_ EBB_GUARDED_BY(mutex_);
 };

@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "offload/base/autograd_info.h"
-#include "offload/base/managed_key.h"
 #include "offload/cache/residency.h"
 #include "offload/tensors/remembered_tensor.h"
 
@@ -26,10 +25,6 @@ bool is_view_of_leaf_from_before(const at::Tensor& tensor, const AutogradInfo& i
   return made_by != nullptr && !is_custom(*made_by) && made_by->sequence_nr() + 1 < at::sequence_number::peek();
 }
 
-bool is_of_leaf(const at::Tensor& tensor, const AutogradInfo& info) {
-  return tensor.has_storage() && (info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf()));
-}
-
 // The base that a SavedVariable would hold, because it would hold the view; else null.
 WeakTensor base_of(const at::Tensor& saved, const AutogradInfo& info, Handing handing) {
   const bool holds_view = handing != Handing::kCopied && info.is_view();
@@ -44,32 +39,17 @@ bool has_numbers(const at::Tensor& tensor) {
 
 }  // namespace
 
-SavedTensor::Memory SavedTensor::memory_of(const at::Tensor& tensor) {
-  const bool stays = has_numbers(tensor) && !is_managed(tensor);  // the memory of managed bytes comes and goes
-  return stays ? Memory{tensor.storage().data(), tensor.storage().nbytes()} : Memory{};
-}
-
 SavedTensor::SavedTensor(const at::Tensor& saved) : SavedTensor(saved, AutogradInfo(saved)) {}
 
 SavedTensor::SavedTensor(const at::Tensor& saved, const AutogradInfo& info, std::shared_ptr<SavedStorage> storage)
     : version_(saved, info),
       handing_(handing_of(info)),
-      is_of_leaf_(storage == nullptr && ebb::is_of_leaf(saved, info)),
       base_(base_of(saved, info, handing_)),
-      tensor_(storage == nullptr ? whole(saved, info) : with_storage(saved, storage->residency()->no_bytes())),
-      memory_(storage == nullptr ? memory_of(saved) : Memory{}) {
+      tensor_(storage == nullptr ? whole(saved, info) : with_storage(saved, storage->residency()->no_bytes())) {
   if (storage != nullptr) {
     use_.emplace(std::move(storage));
   }
 }
-
-SavedTensor::SavedTensor(const SavedTensor& other, at::Tensor tensor)
-    : version_(other.version_),
-      handing_(other.handing_),
-      is_of_leaf_(other.is_of_leaf_),
-      base_(other.base_),
-      tensor_(std::move(tensor)),
-      memory_(other.memory_) {}
 
 // The tensor to hold, detached from its history unless it is a leaf: an operation that saves its own output would own
 // itself for ever. Called when the members before tensor_ are set.
@@ -79,22 +59,6 @@ at::Tensor SavedTensor::whole(const at::Tensor& saved, const AutogradInfo& info)
   }
   const at::Tensor lent = handing_ == Handing::kLent ? lend(saved, handing_, lent_from()) : saved;
   return lent.is_same(saved) ? shallow_copy(saved) : lent;
-}
-
-std::unique_ptr<SavedTensor> SavedTensor::for_recipe() const {
-  const bool forked = use_ && use_->storage()->residency()->forked();
-  if (forked || !version_.holds() || !has_its_memory()) {
-    return nullptr;
-  }
-  std::unique_ptr<SavedTensor> copy(new SavedTensor(*this, use_ ? tensor_ : shallow_copy(tensor_)));
-  if (use_) {
-    copy->use_.emplace(use_->storage());
-  }
-  return copy;
-}
-
-bool SavedTensor::has_its_memory() const {
-  return use_ ? !use_->storage()->source_has_changed() : memory_of(tensor_) == memory_;
 }
 
 at::Tensor SavedTensor::get() {
@@ -144,15 +108,5 @@ bool SavedTensor::has_other_data(const at::Tensor& saved) const {
          saved.sizes() != tensor_.sizes() || saved.strides() != tensor_.strides() ||
          saved.storage_offset() != tensor_.storage_offset();
 }
-
-at::Tensor SavedTensor::get_for_recipe() {
-  version_.check(tensor_);
-  TORCH_CHECK(has_its_memory(),
-              "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has been "
-              "resized or replaced since. Have the policy keep or offload what is computed from such tensors.");
-  return use_ ? with_storage(tensor_, use_->get()) : tensor_;
-}
-
-int SavedTensor::recipe_depth() const { return use_ ? use_->storage()->recipe_depth() : 0; }
 
 }  // namespace ebb

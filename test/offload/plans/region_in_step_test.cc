@@ -158,6 +158,7 @@ TEST_CASE_METHOD(NoLeak, "regions are run again as the budget needs it, within i
   CHECK(runs > kRegions);
   CHECK(runs < 2 * kRegions + (share < 0.5 ? 1 : 0));
   REQUIRE(rig.offloader().plan_report());
+  INFO(rig.offloader().explain());
   CHECK((share < 0.5 || rig.offloader().plan_report()->fits));
   CHECK_THAT(rig.offloader().explain(), Contains("ebb::checkpoint") && Contains("KiB  recompute there is no room"));
 }

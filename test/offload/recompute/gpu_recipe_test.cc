@@ -31,7 +31,7 @@ at::Tensor leaf(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::randn(sizes, at::TensorOptions().device(kGpu).dtype(dtype)).requires_grad_();
 }
 
-// The result is saved by what follows, dropped, and computed again, in each of several steps. The gradient of what it
+// The result is saved by what follows, dropped, and computed again, in each of several steps but the first. The gradient of what it
 // is multiplied by shows its bits, and needs no backward of the operation, which may not agree with itself.
 void check(const Operation& operation, const std::vector<at::Tensor>& leaves) {
   at::Tensor factor;
@@ -62,7 +62,7 @@ void check(const Operation& operation, const std::vector<at::Tensor>& leaves) {
   Offloader offloader(options);
   for (std::uint64_t i = 1; i <= 3; ++i) {
     CHECK(step(&offloader).equal(expected));
-    CHECK(offloader.stats().recomputed.tensors == i);
+    CHECK(offloader.stats().recomputed.tensors == i - 1);  // the first step proves
   }
 }
 

@@ -97,16 +97,14 @@ TEST_CASE_METHOD(NoLeak, "a recipe is run once for a backward that asks again") 
   Setting setting = late();
   setting.options.policy = recompute();
   Rig rig(setting);
-  Inputs in;
-  at::Tensor loss;
-  {
-    const OffloadGuard guard(rig.offloader());
+  const auto forward = [](Inputs& in) {
     const at::Tensor x = at::silu(in.activation({64}));
-    loss = AsksAgain::apply(x, in.activation({64})).sum();
-  }
-  REQUIRE(rig.stats().dropped.tensors == 1);
-  loss.backward();
-  CHECK(rig.stats().recomputed.tensors == 1);
+    return AsksAgain::apply(x, in.activation({64}));
+  };
+  static_cast<void>(counted(rig, forward));  // proves the recipe
+  const Stats stats = counted(rig, forward);
+  CHECK(stats.dropped.tensors == 1);
+  CHECK(stats.recomputed.tensors == 1);
 }
 
 // The product of its inputs; its backward asks once for each, and lets go of the rest.

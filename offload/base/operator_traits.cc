@@ -1,4 +1,4 @@
-#include "offload/managed/operator_traits.h"
+#include "offload/base/operator_traits.h"
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/LeftRight.h>
@@ -58,21 +59,88 @@ Kind kind_of(const c10::FunctionSchema& schema) {
                                       : Kind::kUsesBytes;
 }
 
+bool is_core(const std::string& name) { return name.starts_with("aten::") || name.starts_with("prims::"); }
+
+template <std::size_t count>
+bool names_one_of(const std::string& name, const std::array<std::string_view, count>& parts) {
+  return std::ranges::any_of(parts, [&](std::string_view part) { return name.find(part) != std::string::npos; });
+}
+
+bool is_norm_with_statistics(const std::string& name) {
+  return names_one_of(name, std::array<std::string_view, 2>{"batch_norm", "instance_norm"});
+}
+
 // By argument. Kernels from outside of LibTorch's core need not say what they write to (c10d::allreduce_ does not), and
 // neither do those that keep running statistics. The schema of record_stream says so, and the operator writes no bytes.
 std::uint64_t written_by(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
-  if (!(name.starts_with("aten::") || name.starts_with("prims::")) || name.find("batch_norm") != std::string::npos ||
-      name.find("instance_norm") != std::string::npos) {
+  if (!is_core(name)) {
     return ~std::uint64_t{0};
   }
   std::uint64_t written = 0;
   for (std::size_t i = 0; i < std::min<std::size_t>(schema.arguments().size(), 64); ++i) {
-    const c10::AliasInfo* const alias = schema.arguments()[i].alias_info();
+    const c10::Argument& argument = schema.arguments()[i];
+    const bool is_statistic = is_norm_with_statistics(name) && argument.name().starts_with("running_");
+    const c10::AliasInfo* const alias = argument.alias_info();
     const bool is_written = alias != nullptr && alias->isWrite() && name != "aten::record_stream";
-    written |= std::uint64_t{is_written} << i;
+    written |= std::uint64_t{is_written || is_statistic} << i;
   }
   return written;
+}
+
+// Training with running statistics would write them once more.
+OperatorTraits::Again again_of(const c10::OperatorHandle& operation) {
+  using Again = OperatorTraits::Again;
+  constexpr std::array<std::string_view, 9> kNever{"aten::resize", "aten::_resize", "aten::set_", "rrelu", "_rnn",
+                                                   "lstm", "gru", "record_stream", "aten::_local_scalar"};
+  const std::string& name = operation.schema().name();
+  if (!is_core(name) || is_norm_with_statistics(name) || names_one_of(name, kNever)) {
+    return Again::kNo;
+  }
+  if (name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name == "aten::_empty_affine_quantized") {
+    return Again::kNoFill;
+  }
+  return operation.hasTag(at::Tag::nondeterministic_seeded) ? Again::kDraws : Again::kYes;
+}
+
+bool writes_all(const c10::FunctionSchema& schema) {
+  constexpr std::array<std::string_view, 9> kFill{"aten::copy_",    "aten::zero_",   "aten::fill_",
+                                                  "aten::normal_",  "aten::random_", "aten::uniform_",
+                                                  "aten::bernoulli_", "aten::exponential_", "aten::log_normal_"};
+  return schema.overload_name().ends_with("out") || std::ranges::find(kFill, schema.name()) != kFill.end();
+}
+
+// Source: the operators that LibTorch's own FLOP counter counts (torch/utils/flop_counter.py), without those of
+// backward.
+bool is_compute_bound(const std::string& name) {
+  constexpr std::array<std::string_view, 6> kParts{"convolution", "attention", "aten::mm",
+                                                   "addmm",       "bmm",       "_mm"};
+  return names_one_of(name, kParts);
+}
+
+bool is_composite_on(c10::DispatchKey backend, c10::DispatchKey autograd, const c10::OperatorHandle& operation) {
+  return operation.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !operation.hasKernelForDispatchKey(backend) && !operation.hasKernelForDispatchKey(autograd) &&
+         !operation.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+OperatorTraits make_traits(const c10::OperatorHandle& operation) {
+  using c10::DispatchKey;
+  const c10::FunctionSchema& schema = operation.schema();
+  OperatorTraits made;
+  made.kind = kind_of(schema);
+  made.again = again_of(operation);
+  made.makes_views = only_makes_views(schema);
+  made.is_composite_on_cpu = is_composite_on(DispatchKey::CPU, DispatchKey::AutogradCPU, operation);
+  made.is_composite_on_cuda = is_composite_on(DispatchKey::CUDA, DispatchKey::AutogradCUDA, operation);
+  made.is_cast = operation.hasKernelForDispatchKey(DispatchKey::AutocastCPU) ||
+                 operation.hasKernelForDispatchKey(DispatchKey::AutocastCUDA);
+  made.writes_all = writes_all(schema);
+  made.is_compute_bound = is_compute_bound(schema.name());
+  made.is_convolution = schema.name().find("convolution") != std::string::npos;
+  made.may_vary = operation.hasTag(at::Tag::nondeterministic_bitwise);
+  made.written = written_by(schema);
+  return made;
 }
 
 // Of the operators that have been asked for. A forked child has a table of its own: a reader or a writer of another
@@ -100,8 +168,7 @@ OperatorTraits OperatorTraits::of(const c10::OperatorHandle& operation) {
   if (known) {
     return *known;
   }
-  const c10::FunctionSchema& schema = operation.schema();
-  const OperatorTraits made{kind_of(schema), written_by(schema)};
+  const OperatorTraits made = make_traits(operation);
   table.write([&](auto& all) { all.insert_or_assign(operation, made); });
   return made;
 }

@@ -1,0 +1,361 @@
+#include "offload/recompute/log_recipe.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/hash.h>
+
+#include "offload/base/libtorch_members.h"
+#include "offload/base/managed_key.h"
+
+namespace ebb {
+namespace {
+
+using Argument = LoggedOperation::TensorArgument;
+
+constexpr std::size_t kMostOperations = 48;               // of a recipe
+constexpr std::size_t kSmallBytes = std::size_t{1} << 16;  // of a value that may be copied
+constexpr std::size_t kLeastSaving = 8;  // the bytes are at least so many times those that are copied for them
+
+at::Tensor all_bytes(const c10::Storage& storage, c10::Device device) {
+  at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device));
+  bytes.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<std::int64_t>(storage.nbytes())});
+  return bytes;
+}
+
+c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
+  return at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device)).storage();
+}
+
+c10::Storage copied(const c10::Storage& storage, c10::Device device) {
+  const at::Tensor copy = at::empty({static_cast<std::int64_t>(storage.nbytes())},
+                                    at::TensorOptions().dtype(at::kByte).device(device));
+  all_bytes(copy.storage(), device).copy_(all_bytes(storage, device));
+  return copy.storage();
+}
+
+// The tensor that an operation took, over these bytes.
+at::Tensor tensor_over(const c10::Storage& storage, const Argument& like) {
+  const auto key = c10::computeDispatchKey(like.dtype, at::kStrided, like.device);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
+                                                   c10::scalarTypeToTypeMeta(like.dtype));
+  impl->set_sizes_and_strides(like.sizes, like.strides, like.offset);
+  at::Tensor tensor(std::move(impl));
+  if (like.is_managed) {
+    key_set_of(tensor) = tensor.key_set().add(kManagedKey);
+  }
+  return tensor;
+}
+
+// Below autograd, autocast and whatever else sees a program's operations.
+class Below {
+ private:
+  const OperationLog::Pause unlogged_;
+  const at::AutoDispatchBelowADInplaceOrView no_autograd_;
+  const at::NoGradGuard no_grad_;
+  const c10::impl::ExcludeDispatchKeyGuard unseen_{
+      c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Functionalize})};
+};
+
+// A generator in the state that an operation found it in, as long as this lives.
+class RandomState {
+ public:
+  explicit RandomState(const LoggedOperation& operation) {
+    if (operation.random_state.empty()) {
+      return;
+    }
+    const auto on_gpu = std::ranges::find_if(operation.tensors, [](const auto& each) { return each.device.is_cuda(); });
+    generator_ = at::globalContext().defaultGenerator(on_gpu == operation.tensors.end() ? c10::Device(c10::kCPU)
+                                                                                        : on_gpu->device);
+    const std::lock_guard lock(generator_.mutex());
+    before_ = generator_.get_state();
+    at::Tensor state = before_.clone();
+    std::ranges::copy(operation.random_state, state.mutable_data_ptr<std::uint8_t>());
+    generator_.set_state(state);
+  }
+  ~RandomState() {
+    if (before_.defined()) {
+      const std::lock_guard lock(generator_.mutex());
+      generator_.set_state(before_);
+    }
+  }
+  RandomState(const RandomState&) = delete;
+  RandomState& operator=(const RandomState&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor before_;
+};
+
+c10::IValue list_of(const std::vector<at::Tensor>& tensors, const c10::Type& type) {
+  const auto* const list = type.castRaw<c10::ListType>();
+  if (list != nullptr && list->getElementType()->kind() == c10::TypeKind::OptionalType) {
+    c10::List<std::optional<at::Tensor>> made;
+    for (const at::Tensor& each : tensors) {
+      made.push_back(each.defined() ? std::optional(each) : std::nullopt);
+    }
+    return made;
+  }
+  return c10::List<at::Tensor>(tensors);
+}
+
+}  // namespace
+
+class LogRecipe::Search {
+ public:
+  explicit Search(const OperationLog& log) : log_(log) {}
+
+  // Whether the value can be made, beginning from others.
+  bool make(ValueId id) {
+    if (visited_.contains(id)) {
+      return true;
+    }
+    const OperationLog::Value* const value = log_.value(id);
+    const auto maker = value == nullptr ? nullptr : log_.operation(value->maker);
+    if (maker == nullptr || operations_.size() >= kMostOperations) {
+      return false;
+    }
+    const LoggedOperation& operation = *maker;
+    const c10::Stream stream = operation.stream;
+    if (stream.device().is_cuda() &&
+        stream != c10::impl::VirtualGuardImpl(stream.device_type()).getStream(stream.device())) {
+      return false;
+    }
+    visited_.insert(id);
+    if (!operations_.insert(value->maker).second) {
+      return true;
+    }
+    return std::ranges::all_of(operation.tensors, [&](const Argument& each) {
+      return each.value == kNoValue || each.is_filled_anew || have(each);
+    });
+  }
+
+  [[nodiscard]] std::unique_ptr<LogRecipe> recipe(const at::Tensor& tensor, ValueId result) {
+    int depth = 0;
+    std::size_t copied_bytes = 0;
+    for (const auto& root : roots_) {
+      depth = std::max(depth, root->use ? root->use->storage()->recipe_depth() : 0);
+      copied_bytes += root->save == nullptr ? root->storage.nbytes() : 0;
+    }
+    if (depth + 1 > kMaxRecipeDepth || copied_bytes > tensor.storage().nbytes() / kLeastSaving) {
+      return nullptr;
+    }
+    std::unique_ptr<LogRecipe> found(new LogRecipe(depth + 1));
+    found->result_ = result;
+    found->device_ = tensor.device();
+    found->bytes_ = tensor.storage().nbytes();
+    for (const std::uint32_t place : operations_) {
+      const auto operation = log_.operation(place);
+      found->cost_ = operation->traits.is_compute_bound ? Recompute::kComputeBound : found->cost_;
+      found->identity_ = c10::hash_combine(found->identity_, std::hash<c10::OperatorHandle>()(operation->operation));
+      for (const Argument& each : operation->tensors) {
+        found->identity_ = c10::hash_combine(found->identity_, static_cast<std::size_t>(each.dtype));
+      }
+      found->operations_.push_back(operation);
+    }
+    found->roots_ = std::move(roots_);
+    return found;
+  }
+
+ private:
+  // Whether the value is there, or can be made. Nothing is made again behind a tensor without a gradient: what that was
+  // computed from may be written to, because the graph does not lead there.
+  bool have(const Argument& argument) {
+    const ValueId id = argument.value;
+    if (visited_.contains(id)) {
+      return true;
+    }
+    if (auto root = root_of(argument)) {
+      roots_.push_back(std::move(root));
+      visited_.insert(id);
+      return true;
+    }
+    return argument.requires_grad && make(id);
+  }
+
+  [[nodiscard]] std::unique_ptr<Root> root_of(const Argument& argument) {
+    const OperationLog::Value* const known = log_.value(argument.value);
+    if (known == nullptr) {
+      return nullptr;
+    }
+    const OperationLog::Value& value = *known;
+    std::unique_ptr<Root> root(
+        new Root{.value = argument.value, .like = argument, .save = value.save.lock(), .use = {}, .storage = {}});
+    if (root->save != nullptr && root->save->version.holds()) {
+      if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
+        if (!saved->residency()->forked() && !saved->source_has_changed()) {
+          root->use.emplace(std::move(saved));
+          return root;
+        }
+        root->save = nullptr;
+      }
+    }
+    auto alive = log_.is_current(argument.value) ? value.storage.lock() : nullptr;
+    if (!alive || alive->nbytes() != value.bytes) {
+      return nullptr;
+    }
+    root->storage = c10::Storage(std::move(alive));
+    const bool passes_through = root->save != nullptr && root->save->passes_through && root->save->version.holds() &&
+                                (argument.is_managed || root->storage.data() == root->save->data);
+    if (passes_through) {
+      return root;
+    }
+    root->save = nullptr;
+    return value.bytes <= kSmallBytes && !argument.is_managed ? std::move(root) : nullptr;
+  }
+
+  const OperationLog& log_;
+  std::set<ValueId> visited_;
+  std::set<std::uint32_t> operations_;  // by place, which is their order
+  std::vector<std::unique_ptr<Root>> roots_;
+};
+
+std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Tensor& tensor) {
+  const ValueId id = log.value_of(tensor);
+  if (id == kNoValue) {
+    return nullptr;
+  }
+  Search search(log);
+  return search.make(id) ? search.recipe(tensor, id) : nullptr;
+}
+
+bool LogRecipe::makes(const c10::Storage& bytes) {
+  const c10::Storage made = run();
+  const Below below;
+  return at::equal(all_bytes(made, device_), all_bytes(bytes, device_));
+}
+
+void LogRecipe::settle() {
+  const Below below;
+  for (const auto& root : roots_) {
+    if (root->save == nullptr) {
+      root->storage = copied(root->storage, root->like.device);
+    }
+  }
+}
+
+LogRecipe::Bytes LogRecipe::begin() const {
+  Bytes have;
+  for (const auto& root : roots_) {
+    if (root->save != nullptr) {
+      if (!root->save->version.holds()) {
+        const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, root->like.device));
+        root->save->version.check(tensor_over(none, root->like));
+      }
+      TORCH_CHECK(root->use ? !root->use->storage()->source_has_changed()
+                            : root->like.is_managed || (root->storage.data() == root->save->data &&
+                                                        root->storage.nbytes() == root->like.bytes),
+                  "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has "
+                  "been resized or replaced since. Have the policy keep or offload what is computed from such "
+                  "tensors.");
+    }
+    have.emplace(root->value, root->use ? root->use->get() : root->storage);
+  }
+  return have;
+}
+
+c10::Storage LogRecipe::make() {
+  Bytes have = begin();
+  const Below below;
+  return run_on(std::move(have));
+}
+
+c10::Storage LogRecipe::run_on(Bytes have) const {
+  std::map<ValueId, std::size_t> last_use;
+  for (std::size_t i = 0; i < operations_.size(); ++i) {
+    for (const Argument& each : operations_[i]->tensors) {
+      last_use[each.value] = i;
+    }
+  }
+  for (std::size_t i = 0; i < operations_.size(); ++i) {
+    const LoggedOperation& operation = *operations_[i];
+    torch::jit::Stack stack;
+    std::map<ValueId, c10::Storage> written;  // by the value before
+    for (const Argument& each : operation.tensors) {
+      if (each.is_written && each.value != kNoValue && !written.contains(each.value)) {
+        written[each.value] = each.is_filled_anew ? empty_storage(each.bytes, each.device)
+                                                  : copied(have.at(each.value), each.device);
+      }
+    }
+    const auto tensor_of = [&](const Argument& each) {
+      if (each.value == kNoValue) {
+        return at::Tensor();
+      }
+      const auto found = written.find(each.value);
+      return tensor_over(found != written.end() ? found->second : have.at(each.value), each);
+    };
+    std::size_t next = 0;
+    const auto& arguments = operation.operation.schema().arguments();
+    for (std::size_t k = 0; k < operation.arguments.size(); ++k) {
+      const std::uint32_t count = operation.tensors_in[k];
+      if (count == LoggedOperation::kNoTensors) {
+        stack.push_back(operation.arguments[k]);
+        continue;
+      }
+      const auto& type = arguments[k].type();
+      const bool is_list = type->kind() == c10::TypeKind::ListType ||
+                           (type->kind() == c10::TypeKind::OptionalType &&
+                            type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::ListType);
+      if (!is_list) {
+        stack.emplace_back(tensor_of(operation.tensors[next++]));
+        continue;
+      }
+      std::vector<at::Tensor> list;
+      for (std::uint32_t n = 0; n < count; ++n) {
+        list.push_back(tensor_of(operation.tensors[next++]));
+      }
+      stack.push_back(list_of(list, *type));
+    }
+    {
+      const RandomState as_in_forward(operation);
+      operation.operation.callBoxed(stack);
+    }
+    std::size_t place = 0;
+    const auto take = [&](const at::Tensor& made) {
+      if (place < operation.made.size() && operation.made[place] != kNoValue) {
+        have[operation.made[place]] = made.storage();
+      }
+      ++place;
+    };
+    for (const c10::IValue& returned : stack) {
+      if (returned.isTensor()) {
+        take(returned.toTensor());
+      } else if (returned.isList()) {
+        for (const c10::IValue& each : returned.toListRef()) {
+          if (each.isTensor()) {
+            take(each.toTensor());
+          }
+        }
+      }
+    }
+    for (const Argument& each : operation.tensors) {
+      if (each.is_written && each.after != kNoValue) {
+        have[each.after] = written.at(each.value);
+      }
+    }
+    for (const Argument& each : operation.tensors) {
+      if (each.value != kNoValue && last_use[each.value] == i) {
+        have.erase(each.value);
+      }
+    }
+  }
+  c10::Storage result = std::move(have.at(result_));
+  TORCH_CHECK(result.nbytes() == bytes_, "ebb: operations that were run again made ", result.nbytes(),
+              " bytes, and not ", bytes_, ": kernels or settings are others than they were in the forward pass");
+  return result;
+}
+
+}  // namespace ebb

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include "offload/cache/recipe.h"
+#include "offload/recompute/operation_log.h"
+#include "offload/steps/saved_storage.h"
+#include "policy/policy.h"
+
+namespace ebb {
+
+// The recipe of a storage that logged operations made: these operations, and the values that they begin from.
+//
+// Note [Operations again]
+// A recipe makes the same bits, because it runs the same operations on the same bits with the same sizes, strides and
+// offsets, below autograd and autocast, with random generators in the same state. It begins from values that autograd
+// has saved, which so are there until backward has come past them, and from copies of small ones. A write is run on a
+// copy of what it is to write to.
+//
+// Beyond what autograd asks of a program, a recipe asks the following:
+// - The saved values that it begins from must not be written to before its last use. Backward raises LibTorch's error
+//   for a write, also where plain autograd would not have checked the value. They may be given other data (set_data):
+//   the recipe has the memory that was saved. If that memory is resized or swapped, backward raises an error of ebb's.
+// - Settings that decide how an operation computes (TF32, determinism, the number of CPU threads, kernels that
+//   torch.library replaces) must be in backward as they were in forward.
+// - Other threads must not draw from a generator that a recipe draws from meanwhile.
+// Nothing is dropped for a recipe before it has made the same bytes in the backward pass of an earlier step (Decider).
+class LogRecipe final : public Recipe {
+ public:
+  // The recipe for the storage of `tensor`, which the calling thread's log has, as its bytes are now. Null if there is
+  // none, none within kMaxRecipeDepth, or where an operation ran on another stream than the current one.
+  [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor);
+
+  [[nodiscard]] Recompute cost() const { return cost_; }
+
+  // Equal for recipes of the same operations on tensors of the same dtypes, whatever the sizes.
+  [[nodiscard]] std::uint64_t identity() const { return identity_; }
+
+  // A value that the recipe begins from.
+  struct Root {
+    ValueId value;
+    LoggedOperation::TensorArgument like;
+    std::shared_ptr<const OperationLog::Save> save;  // null: of a small value, whose bytes settle() copies
+    std::optional<SavedStorage::Use> use;            // where a SavedStorage has the bytes
+    c10::Storage storage;                            // where not
+  };
+  [[nodiscard]] const std::vector<std::unique_ptr<Root>>& roots() const { return roots_; }
+
+  // Whether the recipe makes these bytes. The calling thread waits for the device. Throws what run() throws.
+  [[nodiscard]] bool makes(const c10::Storage& bytes);
+
+  // Copies what the recipe begins from that autograd has not saved. To be called once, in the operation that the recipe
+  // was found in.
+  void settle();
+
+ private:
+  class Search;
+
+  explicit LogRecipe(int depth) : Recipe(depth) {}
+  [[nodiscard]] c10::Storage make() override;
+  using Bytes = std::map<ValueId, c10::Storage>;
+  [[nodiscard]] Bytes begin() const;
+  [[nodiscard]] c10::Storage run_on(Bytes have) const;
+
+  std::vector<std::shared_ptr<const LoggedOperation>> operations_;
+  std::vector<std::unique_ptr<Root>> roots_;
+  ValueId result_ = kNoValue;
+  c10::Device device_ = c10::kCPU;
+  std::size_t bytes_ = 0;
+  Recompute cost_ = Recompute::kMemoryBound;
+  std::uint64_t identity_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,202 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/Stream.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include "offload/base/operator_traits.h"
+#include "offload/base/version_id.h"
+#include "offload/tensors/version_check.h"
+
+namespace ebb {
+
+class AutogradInfo;
+class SavedStorage;
+
+// The bytes that a storage has from one write to the next. Numbered by a log.
+using ValueId = std::uint32_t;
+inline constexpr ValueId kNoValue = 0xFFFFFFFF;
+
+// An operation as it was run, and its tensors without their bytes.
+struct LoggedOperation {
+  struct TensorArgument {
+    ValueId value = kNoValue;  // before the operation; kNoValue: an undefined tensor
+    ValueId after = kNoValue;  // of a written tensor
+    std::size_t bytes = 0;     // of the storage
+    at::ScalarType dtype = at::ScalarType::Undefined;
+    c10::Device device = c10::kCPU;
+    bool is_managed = false;
+    bool requires_grad = false;
+    bool is_written = false;
+    bool is_filled_anew = false;  // written from end to end, whatever was there
+    std::int64_t offset = 0;
+    c10::SmallVector<std::int64_t, 5> sizes;
+    c10::SmallVector<std::int64_t, 5> strides;
+  };
+  static constexpr std::uint32_t kNoTensors = 0xFFFFFFFF;
+
+  explicit LoggedOperation(c10::OperatorHandle handle) : operation(std::move(handle)) {}
+
+  c10::OperatorHandle operation;
+  OperatorTraits traits;
+  bool can_run_again = false;
+  c10::SmallVector<c10::IValue, 6> arguments;           // None where the argument is in `tensors`
+  c10::SmallVector<std::uint32_t, 6> tensors_in;        // by argument, how many of `tensors`, or kNoTensors
+  c10::SmallVector<TensorArgument, 3> tensors;          // in the order of the arguments
+  c10::SmallVector<ValueId, 2> made;                    // by returned tensor; kNoValue where it was there before
+  std::vector<std::uint8_t> random_state;               // of a generator that is drawn from, before that
+  c10::Stream stream{c10::Stream::DEFAULT, c10::kCPU};  // the current stream
+};
+
+// The operations that a thread runs under a guard, in order, as the dispatcher sees them below autograd and autocast:
+// what each took and made. From the log any value can be made again whose operations, and theirs, can be run again.
+//
+// Note [What is an operation]
+// The observer (managed/observed_operations.h) sees each call of the dispatcher, from the outermost inwards. A call
+// opens an entry where its own kernels do the work: no call does that is composite, that autocast would cast the
+// arguments of, that a transform of functorch's or Python's dispatch takes over, or that is inside of an open entry.
+// What autograd saves in an open entry is decided about when the entry ends, because the operation may fill later what
+// it saves first, and nobody knows before that what made the value.
+//
+// Note [What a log does not know]
+// A value is opaque, and nothing is made again through it, where the log has not seen all of what made it: bytes from
+// before the guard, memory that nothing seen has filled (a kernel that is launched without the dispatcher, as Triton's
+// are), operations whose schema need not say what they write, and writes that only a version tells of.
+//
+// Ownership: a log keeps no bytes alive, but for numbers and states of generators. Recipes share its operations. The
+// oldest are forgotten: while one guard lives, thousands of forward passes may run.
+//
+// Threads: a log is its thread's.
+class OperationLog {
+ public:
+  // A save of a value, under a guard. Lives as long as the save.
+  struct Save {
+    VersionCheck version;
+    std::weak_ptr<SavedStorage> storage;
+    bool passes_through;  // without a SavedStorage
+    const void* data;
+    bool is_of_leaf;  // of a leaf or a view of a leaf, whose bytes the program holds
+  };
+
+  struct Value {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    VersionId version;
+    std::size_t bytes = 0;
+    std::uint32_t maker = kOpaque;  // the operation's place in the log
+    std::weak_ptr<const Save> save = {};  // the last one
+  };
+  static constexpr std::uint32_t kOpaque = 0xFFFFFFFF;
+
+  OperationLog() = default;
+  OperationLog(const OperationLog&) = delete;
+  OperationLog& operator=(const OperationLog&) = delete;
+
+  // The calling thread's log; null where none of its guards logs.
+  [[nodiscard]] static OperationLog* here() { return here_; }
+
+  // Has the calling thread's operations logged for as long as one of these lives on the thread.
+  class Scope {
+   public:
+    Scope();
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    OperationLog* const log_;  // null where nothing can be observed
+  };
+
+  // Nothing on the thread is logged while a Pause lives.
+  class Pause {
+   public:
+    Pause() : log_(std::exchange(here_, nullptr)) {}
+    ~Pause() { here_ = log_; }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    OperationLog* const log_;
+  };
+
+  // One call of the dispatcher. See Note [What is an operation].
+  class Call {
+   public:
+    Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& traits,
+         c10::DispatchKeySet keys, const torch::jit::Stack& stack);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    // To be called when the kernels have returned. Does what at_end() was given, and throws what that throws.
+    void end(const torch::jit::Stack& stack);
+
+   private:
+    OperationLog& log_;
+    std::shared_ptr<LoggedOperation> entry_;  // null where the call opens none
+    c10::SmallVector<std::pair<at::Tensor, ValueId>, 1> written_;
+    bool has_ended_ = false;
+  };
+
+  [[nodiscard]] bool is_open() const { return is_open_; }
+
+  // Does something when the open entry ends, however it ends.
+  void at_end(std::function<void()> what) { at_end_.push_back(std::move(what)); }
+
+  // What the tensor's storage has now; kNoValue where the log has not seen it.
+  [[nodiscard]] ValueId value_of(const at::Tensor& tensor) const;
+
+  // Null where the log has forgotten the value, or the operation.
+  [[nodiscard]] const Value* value(ValueId id) const {
+    return id - first_value_ < values_.size() ? &values_[id - first_value_] : nullptr;
+  }
+  [[nodiscard]] std::shared_ptr<const LoggedOperation> operation(std::uint32_t place) const {
+    return place - first_operation_ < operations_.size() ? operations_[place - first_operation_] : nullptr;
+  }
+
+  // Whether the storage still has this value, as far as the log knows.
+  [[nodiscard]] bool is_current(ValueId id) const;
+
+  // Notes that autograd saves the tensor. `storage`: what has its bytes; null where the save passes through. The
+  // result, which may be null, is to live as long as the save.
+  [[nodiscard]] std::shared_ptr<const void> saved(const at::Tensor& tensor, const AutogradInfo& info,
+                                                  const std::shared_ptr<SavedStorage>& storage);
+
+  // Counts the searches for recipes, so that equal steps count alike.
+  [[nodiscard]] std::uint64_t next_search() { return searches_++; }
+
+  void forget();
+
+ private:
+  [[nodiscard]] ValueId see(const at::Tensor& tensor);
+  void forget_oldest();
+  ValueId add(const at::Tensor& tensor, std::uint32_t maker);
+  [[nodiscard]] bool take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IValue> arguments);
+  void run_at_end();
+
+  static inline thread_local OperationLog* here_ = nullptr;
+
+  int scopes_ = 0;
+  bool is_open_ = false;
+  std::uint64_t searches_ = 0;
+  std::uint32_t first_operation_ = 0;  // of those that the log still has
+  ValueId first_value_ = 0;
+  std::deque<std::shared_ptr<const LoggedOperation>> operations_;
+  std::deque<Value> values_;
+  ska::flat_hash_map<const c10::StorageImpl*, ValueId> now_;
+  std::vector<std::function<void()>> at_end_;
+};
+
+}  // namespace ebb
