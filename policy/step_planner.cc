@@ -56,7 +56,7 @@ bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& 
 }
 
 bool tells_of_sizes(const StepPlanner::Known& known) {
-  return known.records > 0 && known.is_warm && !known.record.awaits_managed && known.record.end_ms > 0 &&
+  return known.records > 0 && known.is_warm && !known.record.is_preliminary && known.record.end_ms > 0 &&
          !known.signature.empty() && known.signature.front().bytes > 0;
 }
 
@@ -198,7 +198,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
     most_other_ = std::max(most_other_, level.bytes);
   }
   most_saved_ = std::max(most_saved_, saved);
-  leaves_alone_ = is_warm && !record.awaits_managed && record.managed.empty() && fits_whole(saved);
+  leaves_alone_ = is_warm && !record.is_preliminary && record.managed.empty() && fits_whole(saved);
   auto known = std::ranges::find(known_, *recorded.mapped(), &Known::signature);
   if (known == known_.end()) {
     known_.push_front({*recorded.mapped(), structure_of(*recorded.mapped())});
@@ -210,7 +210,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   known->correction = mate == known_.end() ? Correction() : mate->correction;
   known->record = slowed(record, known->correction.slower, known->correction.more_bytes);
   known->is_warm = known->is_warm || is_warm;
-  const int wanted = record.awaits_managed ? kMostRecordedSteps : kRecordedSteps;
+  const int wanted = record.is_preliminary ? kMostRecordedSteps : kRecordedSteps;
   const bool is_enough = ++known->records >= wanted;
   for (Known& each : known_) {
     const bool is_new = &each == &*known;

@@ -51,7 +51,7 @@ struct StepRecord {
   std::vector<ManagedUse> managed{};
   std::uint64_t managed_device_bytes = 0;
   std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
-  bool awaits_managed = false;                         // the uses are not known yet, and a later record has them
+  bool is_preliminary = false;  // a later record will have the uses of managed storages, or more recipes
 };
 
 // The record with each time, but for those that recipes take, as `later` has it, and so much more other memory.

@@ -49,6 +49,7 @@ SaveHook::~SaveHook() {
     return;
   }
   const void* const save = &*saved_;
+  logged_.reset();  // refers to the tensor, too
   saved_.reset();
   held_.reset();
   for (const c10::Storage& memory : sweep_lent(save)) {

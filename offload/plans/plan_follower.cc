@@ -304,7 +304,7 @@ void PlanFollower::backward_is_over(SavedStep& step, bool failed) {
   if (record) {
     if (managed != nullptr) {
       std::optional<std::vector<ManagedUse>> period = managed->log()->last_period();
-      record->awaits_managed = !period || period->empty();
+      record->is_preliminary = record->is_preliminary || !period || period->empty();
       record->managed_ahead_bytes = managed->prefetch_bytes();
       record->managed = std::move(period).value_or(std::vector<ManagedUse>{});
       record->managed_device_bytes = meter_ ? managed->device_bytes() : 0;

@@ -250,7 +250,7 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
   const auto save = std::make_shared<const Save>(Save{.version = VersionCheck(tensor, info),
                                                       .storage = storage,
                                                       .passes_through = storage == nullptr,
-                                                      .data = tensor.storage().data(),
+                                                      .data = is_managed(tensor) ? nullptr : tensor.storage().data(),
                                                       .is_of_leaf = is_leaf && storage == nullptr});
   if (const ValueId known = value_of(tensor); known != kNoValue) {
     values_[known - first_value_].save = save;

@@ -4,21 +4,24 @@
 
 namespace ebb {
 
-bool ShardedLeaves::may_compute(const LogRecipe& recipe) {
+std::optional<bool> ShardedLeaves::may_compute(const LogRecipe& recipe) {
   if (!may_be_) {
     return true;
   }
   bool all_stay = true;
+  bool all_are_known = true;
   const MutexLock lock(mutex_);
   for (const auto& root : recipe.roots()) {
     if (root->save != nullptr && root->save->is_of_leaf && !root->like.is_managed) {
       const c10::Storage& storage = root->storage;
       const auto known = leaves_.try_emplace(storage.unsafeGetStorageImpl(),
                                              Leaf{.storage = storage.getWeakStorageImpl(), .data = storage.data()});
-      all_stay = known.first->second.stays.value_or(false) && all_stay;
+      const std::optional<bool> stays = known.first->second.stays;
+      all_stay = stays.value_or(true) && all_stay;
+      all_are_known = stays.has_value() && all_are_known;
     }
   }
-  return all_stay;
+  return all_stay && !all_are_known ? std::nullopt : std::optional(all_stay);
 }
 
 void ShardedLeaves::guard_ended() noexcept {

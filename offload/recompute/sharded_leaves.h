@@ -23,7 +23,8 @@ class ShardedLeaves {
   // From now on the memory of leaves may be taken away between their uses: FSDP, ZeRO.
   void may_be() { may_be_ = true; }
 
-  [[nodiscard]] bool may_compute(const LogRecipe& recipe);
+  // nullopt: a later step will tell.
+  [[nodiscard]] std::optional<bool> may_compute(const LogRecipe& recipe);
 
   // Called when a guard ends.
   void guard_ended() noexcept;

@@ -271,6 +271,7 @@ class StepRecorder::Clock {
 
 StepRecord StepRecorder::record() const {
   StepRecord result;
+  result.is_preliminary = awaits_recipes_;
   for (const Storage& storage : storages_) {
     result.storages.push_back(storage.record);
   }

@@ -80,6 +80,9 @@ class StepRecorder {
 
   void backward_begins() noexcept;
 
+  // Notes that a later step may have recipes that this one has not.
+  void awaits_recipes() noexcept { awaits_recipes_ = true; }
+
   struct Outcome {
     std::optional<StepRecord> record{};  // nullopt if no backward has used the step, or the step had no clock
     StepCost cost{};                     // where there is a record: from the first mark to the last
@@ -161,6 +164,7 @@ class StepRecorder {
   const std::uint64_t evictions_before_;
 
   std::atomic<bool> disturbed_{false};
+  std::atomic<bool> awaits_recipes_{false};
 
   mutable Mutex mutex_;
   std::vector<Storage> storages_ EBB_GUARDED_BY(mutex_);

@@ -55,6 +55,9 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   const Decision decision =
       plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+  if (const auto recorder = step.recorder(); recorder != nullptr && found.awaits) {
+    recorder->awaits_recipes();
+  }
   return {decision, std::move(found)};
 }
 
@@ -70,14 +73,20 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor) {
   }
   const std::uint64_t place = log->next_search();
   Found found{.recipe = LogRecipe::find(*log, tensor)};
-  if (found.recipe == nullptr || (plans_ != nullptr && !plans_->leaves().may_compute(*found.recipe))) {
+  if (found.recipe == nullptr) {
     return {};
+  }
+  const std::optional<bool> may = plans_ == nullptr ? std::optional(true) : plans_->leaves().may_compute(*found.recipe);
+  if (!may.value_or(false)) {
+    return {.recipe = nullptr, .awaits = !may};
   }
   found.proof = c10::hash_combine(place, found.recipe->identity());
   const MutexLock lock(proofs_mutex_);
   if (const auto known = proofs_.find(found.proof); known != proofs_.end()) {
     found.is_proven = known->second;
     found.recipe = found.is_proven ? std::move(found.recipe) : nullptr;
+  } else {
+    found.awaits = true;
   }
   return found;
 }

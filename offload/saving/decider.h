@@ -47,6 +47,7 @@ class Decider {
   struct Found {
     std::unique_ptr<LogRecipe> recipe;  // null for none, or none looked for
     bool is_proven = false;
+    bool awaits = false;      // a later step may have a proven one
     std::uint64_t proof = 0;  // for prove()
   };
   struct Decided {

@@ -136,6 +136,8 @@ Setting random_setting(Random& random, c10::Device device) {
   }
   if (setting.policy == Choice::kPlan) {
     setting.passes += 3;
+  } else if (setting.policy == Choice::kRecompute || setting.policy == Choice::kAnything) {
+    ++setting.passes;  // the first one proves recipes
   }
   if (const auto bytes = random_size(random, {0, 0, 256, 4 << 10, 1 << 20}, 25)) {
     setting.managed = {*bytes, setting.policy == Choice::kPlan && random.percent(50)};

@@ -41,7 +41,7 @@ struct Setting {
   std::optional<std::uint64_t> capacity_bytes;
   std::optional<ManagedLeaves> managed;
   std::size_t evict_percent = 0;  // of the requests for memory on the CPU: so many evict what was kept, in part
-  int passes = 1;  // the second one knows the sizes and the order; with Choice::kPlan the third one follows a plan
+  int passes = 1;  // the second one knows sizes, order and recipes; with Choice::kPlan the third one follows a plan
 };
 
 // For the CPU: simulated tiers mostly, the real disk sometimes. For a GPU: the real PinnedTier.

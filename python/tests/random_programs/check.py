@@ -89,7 +89,7 @@ class Checker:
     def _may_be_refused(self, setting: Setting) -> bool:
         """Whether a write may be an error that plain autograd does not raise, or raises later.
 
-        A write to a recipe's input is one: Note [The graph is the recipe] in offload/recompute/graph_recipe.h. So is a
+        A write to a recipe's input is one: Note [Operations again] in offload/recompute/log_recipe.h. So is a
         write to an input of ebb's own region, and to what an inner guard saved: the identity hooks in its place do not
         notice writes.
         """
