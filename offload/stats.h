@@ -19,7 +19,8 @@ enum class KeptReason : std::uint8_t {
   kPolicy,       // the policy said keep
   kNoRoom,       // the tier had no room
   kCaptured,     // saved while the stream recorded a CUDA graph
-  kDeferred,     // its deferred copy could not start when the operation was over, or nobody wanted that copy any more
+  kDeferred,  // its deferred copy could not start when the operation was over, nobody wanted that copy any more, or the
+              // operation has failed or has written to it
 };
 inline constexpr std::size_t kKeptReasons = 10;
 

@@ -46,7 +46,8 @@ using OperationNames = std::set<std::string, std::less<>>;
 // H200 in bfloat16, 1 GB costs 0.7 ms to recompute where recomputing is memory-bound, and 5 to 6 ms where it is
 // compute-bound. Copying 1 GB out and in takes 18 ms, which may hide behind other work.
 //
-// Note [The graph is the recipe] in offload/recompute/graph_recipe.h says what recomputing requires of a program.
+// A storage is recomputed from the second step on: the first one proves that the bytes can be made again. Note
+// [Operations again] in offload/recompute/log_recipe.h says what recomputing requires of a program.
 [[nodiscard]] std::shared_ptr<Policy> recompute(Recompute dearest = Recompute::kMemoryBound,
                                                 std::shared_ptr<Policy> inner = offload_everything());
 

@@ -46,7 +46,7 @@ class StepPlanner {
  public:
   static constexpr std::size_t kMaxPlans = 32;
   static constexpr int kRecordedSteps = 2;      // how many steps of a signature are recorded before a plan is made
-  static constexpr int kMostRecordedSteps = 8;  // if the uses of managed storages do not become known before
+  static constexpr int kMostRecordedSteps = 8;  // if all records before are preliminary
   static constexpr int kCorrections = 2;        // how often a plan may be made again for its times
   static constexpr int kMemoryCorrections = 4;  // and for taking more than its budget
 

@@ -91,21 +91,20 @@ std::uint64_t written_by(const c10::FunctionSchema& schema) {
 // Training with running statistics would write them once more.
 OperatorTraits::Again again_of(const c10::OperatorHandle& operation) {
   using Again = OperatorTraits::Again;
-  constexpr std::array<std::string_view, 9> kNever{"aten::resize", "aten::_resize", "aten::set_", "rrelu", "_rnn",
-                                                   "lstm", "gru", "record_stream", "aten::_local_scalar"};
+  constexpr std::array<std::string_view, 9> kNever{"aten::resize", "aten::_resize", "aten::set_",
+                                                   "rrelu",        "_rnn",          "lstm",
+                                                   "gru",          "record_stream", "aten::_local_scalar"};
   const std::string& name = operation.schema().name();
-  if (!is_core(name) || is_norm_with_statistics(name) || names_one_of(name, kNever)) {
+  const bool fills_nothing = names_one_of(name, std::array<std::string_view, 2>{"aten::empty", "aten::new_empty"});
+  if (!is_core(name) || fills_nothing || is_norm_with_statistics(name) || names_one_of(name, kNever)) {
     return Again::kNo;
-  }
-  if (name.starts_with("aten::empty") || name.starts_with("aten::new_empty") || name == "aten::_empty_affine_quantized") {
-    return Again::kNoFill;
   }
   return operation.hasTag(at::Tag::nondeterministic_seeded) ? Again::kDraws : Again::kYes;
 }
 
 bool writes_all(const c10::FunctionSchema& schema) {
-  constexpr std::array<std::string_view, 9> kFill{"aten::copy_",    "aten::zero_",   "aten::fill_",
-                                                  "aten::normal_",  "aten::random_", "aten::uniform_",
+  constexpr std::array<std::string_view, 9> kFill{"aten::copy_",      "aten::zero_",        "aten::fill_",
+                                                  "aten::normal_",    "aten::random_",      "aten::uniform_",
                                                   "aten::bernoulli_", "aten::exponential_", "aten::log_normal_"};
   return schema.overload_name().ends_with("out") || std::ranges::find(kFill, schema.name()) != kFill.end();
 }
@@ -113,8 +112,16 @@ bool writes_all(const c10::FunctionSchema& schema) {
 // Source: the operators that LibTorch's own FLOP counter counts (torch/utils/flop_counter.py), without those of
 // backward.
 bool is_compute_bound(const std::string& name) {
-  constexpr std::array<std::string_view, 6> kParts{"convolution", "attention", "aten::mm",
-                                                   "addmm",       "bmm",       "_mm"};
+  constexpr std::array<std::string_view, 6> kParts{"convolution", "attention", "aten::mm", "addmm", "bmm", "_mm"};
+  return names_one_of(name, kParts);
+}
+
+// Source: the forward operations that alertNotDeterministic is called for, as the documentation of
+// torch.use_deterministic_algorithms lists them (LibTorch 2.11).
+bool may_vary(const std::string& name) {
+  constexpr std::array<std::string_view, 11> kParts{"scatter",      "index_add", "index_put", "index_copy",
+                                                    "index_reduce", "aten::put", "histc",     "bincount",
+                                                    "cumsum",       "kthvalue",  "max_unpool"};
   return names_one_of(name, kParts);
 }
 
@@ -138,7 +145,7 @@ OperatorTraits make_traits(const c10::OperatorHandle& operation) {
   made.writes_all = writes_all(schema);
   made.is_compute_bound = is_compute_bound(schema.name());
   made.is_convolution = schema.name().find("convolution") != std::string::npos;
-  made.may_vary = operation.hasTag(at::Tag::nondeterministic_bitwise);
+  made.may_vary = may_vary(schema.name());
   made.written = written_by(schema);
   return made;
 }

@@ -22,23 +22,22 @@ struct OperatorTraits {
 
   // Whether the operator, run again on the same bytes, gives the same bytes.
   enum class Again : std::uint8_t {
-    kNo,      // another process takes part, another library's schema may not say what is written, or nobody knows
-    kNoFill,  // makes memory, and fills nothing
+    kNo,  // another process takes part, a schema may not say what is written, memory is not filled, or nobody knows
     kYes,
-    kDraws,   // from the random numbers of a generator: if the generator is in the same state
+    kDraws,  // from the random numbers of a generator: if the generator is in the same state
   };
 
   Kind kind = Kind::kUsesBytes;
   Again again = Again::kNo;
-  bool makes_views = false;        // and does nothing else
+  bool makes_views = false;           // and does nothing else
   bool is_composite_on_cpu = false;   // calls other operators through the dispatcher, and has no kernel of its own
   bool is_composite_on_cuda = false;  // the same
-  bool is_cast = false;            // autocast may cast its arguments, and then calls the operator anew
-  bool writes_all = false;         // of the memory of what it writes, whatever was there
-  bool is_compute_bound = false;   // arithmetic that grows faster than the bytes: matmul, attention, convolution
+  bool is_cast = false;               // autocast may cast its arguments, and then calls the operator anew
+  bool writes_all = false;            // of the memory of what it writes, whatever was there
+  bool is_compute_bound = false;      // arithmetic that grows faster than the bytes: matmul, attention, convolution
   bool is_convolution = false;
-  bool may_vary = false;           // unless algorithms are deterministic, its bits may differ from run to run
-  std::uint64_t written = 0;       // bit i: the operator may write to argument i
+  bool may_vary = false;      // unless algorithms are deterministic, its bits may differ from run to run
+  std::uint64_t written = 0;  // bit i: the operator may write to argument i
 
   [[nodiscard]] bool may_write_to(std::size_t argument) const {
     return argument >= 64 || ((written >> argument) & 1) != 0;

@@ -15,10 +15,10 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/base/operator_traits.h"
 #include "offload/managed/collective.h"
 #include "offload/managed/in_parts.h"
 #include "offload/managed/manage.h"
-#include "offload/base/operator_traits.h"
 #include "offload/managed/uses.h"
 #include "offload/optimizer_step.h"
 #include "offload/recompute/operation_log.h"
@@ -105,13 +105,15 @@ void observe(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, tor
     }
   };
   OperationLog* const log = OperationLog::here();
-  if (log == nullptr || log->is_open() || traits.makes_views || in_backward()) {
+  if (log != nullptr && !log->has_scope()) {
+    OperationLog::stop_here();
+  } else if (log != nullptr && !log->is_open() && !traits.makes_views && !in_backward()) {
+    OperationLog::Call call(*log, operation, traits, keys, *stack);
     run();
+    call.end(*stack, operation.schema().returns().size());
     return;
   }
-  OperationLog::Call call(*log, operation, traits, keys, *stack);
   run();
-  call.end(*stack);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
-#include "offload/managed/managed_set.h"
 #include "offload/base/operator_traits.h"
+#include "offload/managed/managed_set.h"
 #include "offload/managed/registry.h"
 
 namespace ebb {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
@@ -16,6 +15,7 @@
 #include <c10/util/hash.h>
 
 #include "offload/base/libtorch_members.h"
+#include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 
 namespace ebb {
@@ -23,9 +23,13 @@ namespace {
 
 using Argument = LoggedOperation::TensorArgument;
 
-constexpr std::size_t kMostOperations = 48;               // of a recipe
+constexpr std::size_t kMostSteps = 48;                     // operations of a recipe
 constexpr std::size_t kSmallBytes = std::size_t{1} << 16;  // of a value that may be copied
 constexpr std::size_t kLeastSaving = 8;  // the bytes are at least so many times those that are copied for them
+
+constexpr const char* kOther =
+    "ebb: operations that were run again made tensors of other sizes: kernels or settings are others than they were in "
+    "the forward pass";
 
 at::Tensor all_bytes(const c10::Storage& storage, c10::Device device) {
   at::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -39,8 +43,8 @@ c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
 }
 
 c10::Storage copied(const c10::Storage& storage, c10::Device device) {
-  const at::Tensor copy = at::empty({static_cast<std::int64_t>(storage.nbytes())},
-                                    at::TensorOptions().dtype(at::kByte).device(device));
+  const at::Tensor copy =
+      at::empty({static_cast<std::int64_t>(storage.nbytes())}, at::TensorOptions().dtype(at::kByte).device(device));
   all_bytes(copy.storage(), device).copy_(all_bytes(storage, device));
   return copy.storage();
 }
@@ -67,7 +71,9 @@ class Below {
   const c10::impl::ExcludeDispatchKeyGuard unseen_{
       c10::autocast_dispatch_keyset |
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::Functionalize})};
+                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                           c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Functionalize,
+                           c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::VmapMode})};
 };
 
 // A generator in the state that an operation found it in, as long as this lives.
@@ -80,6 +86,7 @@ class RandomState {
     const auto on_gpu = std::ranges::find_if(operation.tensors, [](const auto& each) { return each.device.is_cuda(); });
     generator_ = at::globalContext().defaultGenerator(on_gpu == operation.tensors.end() ? c10::Device(c10::kCPU)
                                                                                         : on_gpu->device);
+    replaying_.lock();
     const std::lock_guard lock(generator_.mutex());
     before_ = generator_.get_state();
     at::Tensor state = before_.clone();
@@ -88,14 +95,22 @@ class RandomState {
   }
   ~RandomState() {
     if (before_.defined()) {
-      const std::lock_guard lock(generator_.mutex());
-      generator_.set_state(before_);
+      try {
+        const std::lock_guard lock(generator_.mutex());
+        generator_.set_state(before_);
+      } catch (const std::exception&) {
+        log_warning("the state of a random number generator could not be put back after a recomputation");
+      }
+      replaying_.unlock();
     }
   }
   RandomState(const RandomState&) = delete;
   RandomState& operator=(const RandomState&) = delete;
 
  private:
+  // Two recipes must not draw at once: each puts back the state that it found.
+  static inline std::mutex replaying_;
+
   at::Generator generator_;
   at::Tensor before_;
 };
@@ -116,7 +131,8 @@ c10::IValue list_of(const std::vector<at::Tensor>& tensors, const c10::Type& typ
 
 class LogRecipe::Search {
  public:
-  explicit Search(const OperationLog& log) : log_(log) {}
+  Search(const OperationLog& log, std::size_t bytes)
+      : log_(log), small_bytes_(std::min(kSmallBytes, bytes / kLeastSaving)) {}
 
   // Whether the value can be made, beginning from others.
   bool make(ValueId id) {
@@ -125,7 +141,7 @@ class LogRecipe::Search {
     }
     const OperationLog::Value* const value = log_.value(id);
     const auto maker = value == nullptr ? nullptr : log_.operation(value->maker);
-    if (maker == nullptr || operations_.size() >= kMostOperations) {
+    if (maker == nullptr || operations_.size() >= kMostSteps) {
       return false;
     }
     const LoggedOperation& operation = *maker;
@@ -157,12 +173,21 @@ class LogRecipe::Search {
     found->result_ = result;
     found->device_ = tensor.device();
     found->bytes_ = tensor.storage().nbytes();
-    for (const std::uint32_t place : operations_) {
+    const auto mix = [&](std::size_t what) { found->identity_ = c10::hash_combine(found->identity_, what); };
+    std::map<ValueId, std::size_t> seen;  // in the order of their first appearance
+    for (const auto& root : roots_) {
+      seen.emplace(root->value, seen.size());
+    }
+    for (const std::uint64_t place : operations_) {
       const auto operation = log_.operation(place);
       found->cost_ = operation->traits.is_compute_bound ? Recompute::kComputeBound : found->cost_;
-      found->identity_ = c10::hash_combine(found->identity_, std::hash<c10::OperatorHandle>()(operation->operation));
+      mix(std::hash<c10::OperatorHandle>()(operation->operation));
       for (const Argument& each : operation->tensors) {
-        found->identity_ = c10::hash_combine(found->identity_, static_cast<std::size_t>(each.dtype));
+        mix(static_cast<std::size_t>(each.dtype));
+        mix(seen.emplace(each.value, seen.size()).first->second);
+      }
+      for (const ValueId made : operation->made) {
+        seen.emplace(made, seen.size());
       }
       found->operations_.push_back(operation);
     }
@@ -214,21 +239,22 @@ class LogRecipe::Search {
       return root;
     }
     root->save = nullptr;
-    return value.bytes <= kSmallBytes && !argument.is_managed ? std::move(root) : nullptr;
+    return value.bytes <= small_bytes_ && !argument.is_managed ? std::move(root) : nullptr;
   }
 
   const OperationLog& log_;
+  const std::size_t small_bytes_;  // of a value that may be copied
   std::set<ValueId> visited_;
-  std::set<std::uint32_t> operations_;  // by place, which is their order
+  std::set<std::uint64_t> operations_;  // by place, which is their order
   std::vector<std::unique_ptr<Root>> roots_;
 };
 
 std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Tensor& tensor) {
   const ValueId id = log.value_of(tensor);
-  if (id == kNoValue) {
+  if (id == kNoValue || is_customs(tensor)) {
     return nullptr;
   }
-  Search search(log);
+  Search search(log, tensor.storage().nbytes());
   return search.make(id) ? search.recipe(tensor, id) : nullptr;
 }
 
@@ -283,19 +309,24 @@ c10::Storage LogRecipe::run_on(Bytes have) const {
   for (std::size_t i = 0; i < operations_.size(); ++i) {
     const LoggedOperation& operation = *operations_[i];
     torch::jit::Stack stack;
-    std::map<ValueId, c10::Storage> written;  // by the value before
+    const auto is_root = [&](ValueId value) {
+      return std::ranges::any_of(roots_, [&](const auto& root) { return root->value == value; });
+    };
     for (const Argument& each : operation.tensors) {
-      if (each.is_written && each.value != kNoValue && !written.contains(each.value)) {
-        written[each.value] = each.is_filled_anew ? empty_storage(each.bytes, each.device)
-                                                  : copied(have.at(each.value), each.device);
+      if (each.after != kNoValue && !have.contains(each.after)) {
+        const bool is_over = last_use[each.value] == i && !is_root(each.value) && each.value != result_;
+        have[each.after] = each.is_filled_anew ? empty_storage(each.bytes, each.device)
+                           : is_over           ? have.at(each.value)
+                                               : copied(have.at(each.value), each.device);
       }
     }
     const auto tensor_of = [&](const Argument& each) {
       if (each.value == kNoValue) {
         return at::Tensor();
       }
-      const auto found = written.find(each.value);
-      return tensor_over(found != written.end() ? found->second : have.at(each.value), each);
+      const c10::Storage& storage = have.at(each.after != kNoValue ? each.after : each.value);
+      TORCH_CHECK(storage.nbytes() >= each.bytes, kOther);
+      return tensor_over(storage, each);
     };
     std::size_t next = 0;
     const auto& arguments = operation.operation.schema().arguments();
@@ -325,8 +356,9 @@ c10::Storage LogRecipe::run_on(Bytes have) const {
     }
     std::size_t place = 0;
     const auto take = [&](const at::Tensor& made) {
-      if (place < operation.made.size() && operation.made[place] != kNoValue) {
-        have[operation.made[place]] = made.storage();
+      const ValueId value = place < operation.made.size() ? operation.made[place] : kNoValue;
+      if (value == result_ || last_use.contains(value)) {
+        have[value] = made.storage();
       }
       ++place;
     };
@@ -342,19 +374,13 @@ c10::Storage LogRecipe::run_on(Bytes have) const {
       }
     }
     for (const Argument& each : operation.tensors) {
-      if (each.is_written && each.after != kNoValue) {
-        have[each.after] = written.at(each.value);
-      }
-    }
-    for (const Argument& each : operation.tensors) {
-      if (each.value != kNoValue && last_use[each.value] == i) {
+      if (each.value != kNoValue && last_use[each.value] == i && each.value != result_) {
         have.erase(each.value);
       }
     }
   }
   c10::Storage result = std::move(have.at(result_));
-  TORCH_CHECK(result.nbytes() == bytes_, "ebb: operations that were run again made ", result.nbytes(),
-              " bytes, and not ", bytes_, ": kernels or settings are others than they were in the forward pass");
+  TORCH_CHECK(result.nbytes() == bytes_, kOther);
   return result;
 }
 

@@ -5,15 +5,15 @@
 #include <mutex>
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "offload/base/autograd_info.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
-#include "offload/steps/saved_storage.h"
 
 namespace ebb {
 namespace {
@@ -34,11 +34,15 @@ const DispatchKeySet kTakenOver({DispatchKey::Python, DispatchKey::PythonTLSSnap
 const DispatchKeySet kNotPlain =
     kTakenOver | DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
 
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested() &&
-         !tensor.key_set().has_any(kNotPlain) && !tensor.is_inference() && tensor.has_storage() &&
-         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+// Whether the storage has versions by which its values can be told apart.
+bool is_tracked(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_inference() &&
+         tensor.has_storage() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
          tensor.storage().unsafeGetStorageImpl() != nullptr;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return is_tracked(tensor) && !tensor.is_quantized() && !tensor.key_set().has_any(kNotPlain);
 }
 
 template <typename Visit>
@@ -72,11 +76,13 @@ bool opens_entry(const OperatorTraits& traits, DispatchKeySet keys) {
 
 bool is_as_before(const OperatorTraits& traits, c10::Device device) {
   const at::Context& settings = at::globalContext();
-  if (!device.is_cuda() || settings.deterministicAlgorithms()) {
+  if (traits.may_vary && !settings.deterministicAlgorithms()) {  // a CPU's threads add as they come, too
+    return false;
+  }
+  if (!device.is_cuda()) {
     return true;
   }
-  return !traits.may_vary &&
-         !(traits.is_convolution && (!settings.deterministicCuDNN() || settings.benchmarkCuDNN()));
+  return !(traits.is_convolution && (!settings.deterministicCuDNN() || settings.benchmarkCuDNN()));
 }
 
 bool fills_storage(const at::Tensor& tensor) {
@@ -84,60 +90,88 @@ bool fills_storage(const at::Tensor& tensor) {
          tensor.nbytes() == tensor.storage().nbytes();
 }
 
+// Of the generator that the operation draws from; empty where nobody can tell, as while a stream is captured.
 std::vector<std::uint8_t> random_state(c10::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  const at::Tensor state = generator.get_state();
-  const auto* const bytes = state.const_data_ptr<std::uint8_t>();
-  return {bytes, bytes + state.numel()};
+  try {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    const at::Tensor state = generator.get_state();
+    const auto* const bytes = state.const_data_ptr<std::uint8_t>();
+    return {bytes, bytes + state.numel()};
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
-VersionId version_of(const at::Tensor& tensor) { return VersionId(tensor.unsafeGetTensorImpl()->version_counter()); }
+void include_key(bool included) { c10::impl::tls_set_dispatch_key_included(kManagedKey, included); }
+
+const c10::VariableVersion& counter_of_tensor(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter();
+}
 
 struct OfThread {
-  std::unique_ptr<OperationLog> log;
+  ~OfThread() { OperationLog::stop_here(); }
+  std::shared_ptr<OperationLog> log;
 };
 thread_local OfThread of_thread;
 
 }  // namespace
 
+// Does not ask tensors for their nodes: a view would bring its node up to date, which is a new node.
+bool is_customs(const at::TensorBase& tensor) {
+  const auto* const meta = static_cast<torch::autograd::AutogradMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
+  if (meta == nullptr) {
+    return false;
+  }
+  return (meta->grad_fn_ != nullptr && is_custom(*meta->grad_fn_)) ||
+         (AutogradInfo(tensor).is_view() && is_customs(tensor._base()));
+}
+
 OperationLog::Scope::Scope()
     : log_([] {
         if (of_thread.log == nullptr) {
-          of_thread.log = std::make_unique<OperationLog>();
+          of_thread.log = std::make_shared<OperationLog>();
         }
-        return of_thread.log.get();
+        return of_thread.log;
       }()) {
   if (log_->scopes_++ == 0) {
     log_->forget();
-    c10::impl::tls_set_dispatch_key_included(kManagedKey, true);
   }
-  here_ = log_;
+  if (!log_->is_open()) {
+    include_key(true);
+  }
+  here_ = log_.get();
 }
 
 OperationLog::Scope::~Scope() {
-  if (log_ != of_thread.log.get() || --log_->scopes_ > 0) {  // ended on another thread: the log goes on
-    return;
+  if (--log_->scopes_ == 0 && log_ == of_thread.log) {  // else the thread's next operation finds out
+    log_->forget();
+    stop_here();
   }
-  c10::impl::tls_set_dispatch_key_included(kManagedKey, false);
-  here_ = nullptr;
-  log_->forget();
 }
 
+void OperationLog::stop_here() {
+  include_key(false);
+  here_ = nullptr;
+}
+
+bool OperationLog::sees() const { return is_open_ || c10::impl::tls_is_dispatch_key_included(kManagedKey); }
+
 void OperationLog::forget() {
+  first_operation_ += operations_.size();
+  first_value_ += values_.size();
   operations_.clear();
   values_.clear();
   now_.clear();
-  first_operation_ = 0;
-  first_value_ = 0;
-  searches_ = 0;
 }
 
-void OperationLog::forget_oldest() {
-  for (; operations_.size() > kMostOperations; ++first_operation_) {
+void OperationLog::forget_but(std::size_t operations) { forget_oldest(operations, 2 * operations); }
+
+void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
+  for (; operations_.size() > operations; ++first_operation_) {
     operations_.pop_front();
   }
-  for (; values_.size() > kMostValues; ++first_value_) {
+  for (; values_.size() > values; ++first_value_) {
     const auto now = now_.find(values_.front().storage._unsafe_get_target());
     if (now != now_.end() && now->second == first_value_) {
       now_.erase(now);
@@ -152,25 +186,26 @@ ValueId OperationLog::value_of(const at::Tensor& tensor) const {
     return kNoValue;
   }
   const Value& value = values_[known->second - first_value_];
-  const VersionId version = version_of(tensor);
-  const bool was_written = version.counter == value.version.counter && version.number != value.version.number;
-  const bool is_it = !value.storage.expired() && !was_written && value.bytes == tensor.storage().nbytes();
+  const bool is_it = !value.storage.expired() && value.counter.current_version() == value.version &&
+                     value.bytes == tensor.storage().nbytes();
   return is_it ? known->second : kNoValue;
 }
 
-ValueId OperationLog::add(const at::Tensor& tensor, std::uint32_t maker) {
-  const auto id = first_value_ + static_cast<ValueId>(values_.size());
+ValueId OperationLog::add(const at::Tensor& tensor, std::uint64_t maker, bool is_foreign) {
+  const ValueId id = first_value_ + values_.size();
   values_.push_back({.storage = tensor.storage().getWeakStorageImpl(),
-                     .version = version_of(tensor),
+                     .counter = counter_of_tensor(tensor),
+                     .version = counter_of_tensor(tensor).current_version(),
                      .bytes = tensor.storage().nbytes(),
-                     .maker = maker});
+                     .maker = maker,
+                     .is_foreign = is_foreign});
   now_[tensor.storage().unsafeGetStorageImpl()] = id;
   return id;
 }
 
 ValueId OperationLog::see(const at::Tensor& tensor) {
   const ValueId known = value_of(tensor);
-  return known != kNoValue ? known : add(tensor, kOpaque);
+  return known != kNoValue ? known : add(tensor, kOpaque, /*is_foreign=*/true);
 }
 
 // Returns whether the operation can be run again on them.
@@ -186,6 +221,9 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
       return;
     }
     taken.value = see(tensor);
+    if (is_customs(tensor)) {
+      values_[taken.value - first_value_].maker = kOpaque;
+    }
     taken.bytes = tensor.storage().nbytes();
     taken.dtype = tensor.scalar_type();
     taken.device = tensor.device();
@@ -229,21 +267,36 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
   return can_run_again;
 }
 
-void OperationLog::run_at_end() {
-  for (const std::function<void()>& each : std::exchange(at_end_, {})) {
-    each();
+void OperationLog::open() {
+  is_open_ = true;
+  include_key(false);  // operations inside are not seen
+}
+
+void OperationLog::close(bool failed) {
+  is_open_ = false;
+  include_key(has_scope());
+  std::exception_ptr first;
+  for (const auto& each : std::exchange(at_end_, {})) {
+    try {
+      each(failed);
+    } catch (...) {
+      first = first == nullptr ? std::current_exception() : first;
+    }
+  }
+  if (first != nullptr) {
+    std::rethrow_exception(first);
   }
 }
 
 bool OperationLog::is_current(ValueId id) const {
   const Value* const value = this->value(id);
   const auto now = value == nullptr ? now_.end() : now_.find(value->storage._unsafe_get_target());
-  return now != now_.end() && now->second == id;
+  return now != now_.end() && now->second == id && value->counter.current_version() == value->version;
 }
 
 std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const AutogradInfo& info,
                                                 const std::shared_ptr<SavedStorage>& storage) {
-  if (!is_plain(tensor)) {
+  if (!is_tracked(tensor)) {
     return nullptr;
   }
   const bool is_leaf = info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf());
@@ -255,89 +308,105 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
   if (const ValueId known = value_of(tensor); known != kNoValue) {
     values_[known - first_value_].save = save;
   } else if (is_open_) {
-    at_end_.insert(at_end_.begin(), [this, tensor, save] {
+    at_end_.insert(at_end_.begin(), [this, tensor, save](bool /*failed*/) {
       if (const ValueId made = value_of(tensor); made != kNoValue && save->version.holds()) {
         values_[made - first_value_].save = save;
       }
     });
   } else {
-    values_[add(tensor, kOpaque) - first_value_].save = save;
+    values_[add(tensor, kOpaque, /*is_foreign=*/true) - first_value_].save = save;
   }
   return save;
 }
 
-OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& traits,
-                         DispatchKeySet keys, const torch::jit::Stack& stack)
-    : log_(log) {
-  log_.forget_oldest();
-  const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(stack, operation.schema().arguments().size());
-  if (traits.written != 0) {
-    for (std::size_t i = 0; i < arguments.size(); ++i) {
-      if (traits.may_write_to(i)) {
-        for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-          if (tensor.defined() && is_plain(tensor)) {
-            written_.emplace_back(tensor, log_.see(tensor));
-          }
-        });
-      }
-    }
+// Null where the operation cannot be run again.
+std::shared_ptr<LoggedOperation> OperationLog::entry_of(const c10::OperatorHandle& operation,
+                                                        const OperatorTraits& traits, DispatchKeySet keys,
+                                                        c10::ArrayRef<c10::IValue> arguments) {
+  using Again = OperatorTraits::Again;
+  if (traits.again == Again::kNo || !at::GradMode::is_enabled() || !opens_entry(traits, keys)) {
+    return nullptr;
   }
-  if (!opens_entry(traits, keys)) {
-    return;
+  auto entry = std::make_shared<LoggedOperation>(operation);
+  entry->traits = traits;
+  if (!take_arguments(*entry, arguments) ||
+      std::ranges::none_of(entry->tensors, &LoggedOperation::TensorArgument::requires_grad)) {
+    return nullptr;
   }
-  entry_ = std::make_shared<LoggedOperation>(operation);
-  entry_->traits = traits;
-  bool can_run_again = log_.take_arguments(*entry_, arguments);
-  can_run_again = can_run_again && (traits.again == OperatorTraits::Again::kYes ||
-                                    traits.again == OperatorTraits::Again::kDraws);
   const bool on_cuda = keys.has_backend(c10::BackendComponent::CUDABit);
-  const auto on_device = std::ranges::find_if(
-      entry_->tensors, [&](const LoggedOperation::TensorArgument& each) { return each.device.is_cuda() == on_cuda; });
-  const c10::Device device = on_device == entry_->tensors.end() ? c10::Device(c10::kCPU) : on_device->device;
-  if (can_run_again && traits.again == OperatorTraits::Again::kDraws) {
-    can_run_again = on_device != entry_->tensors.end();
-    if (can_run_again) {
-      try {
-        entry_->random_state = random_state(device);
-      } catch (const std::exception&) {  // a stream that is captured tells no state
-        can_run_again = false;
-      }
+  const auto of_device = std::ranges::find_if(
+      entry->tensors, [&](const LoggedOperation::TensorArgument& each) { return each.device.is_cuda() == on_cuda; });
+  const bool is_known = of_device != entry->tensors.end();
+  const c10::Device device = is_known ? of_device->device : c10::Device(c10::kCPU);
+  if (traits.again == Again::kDraws) {
+    entry->random_state = is_known ? random_state(device) : std::vector<std::uint8_t>();
+    if (entry->random_state.empty()) {
+      return nullptr;
     }
   }
-  entry_->can_run_again = can_run_again;
-  entry_->stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  log_.is_open_ = true;
+  entry->stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return entry;
 }
 
-void OperationLog::Call::end(const torch::jit::Stack& stack) {
-  has_ended_ = true;
-  const auto place = log_.first_operation_ + static_cast<std::uint32_t>(log_.operations_.size());
-  const auto maker = entry_ != nullptr && entry_->can_run_again ? place : kOpaque;
-  for (auto& [tensor, before] : written_) {
-    const Value* const value = log_.value(before);
-    const bool is_resized = value == nullptr || value->bytes != tensor.storage().nbytes();
-    const auto now = log_.now_.find(tensor.storage().unsafeGetStorageImpl());
-    if (entry_ == nullptr && (now == log_.now_.end() || now->second != before)) {
-      continue;  // operations inside have written it
-    }
-    const ValueId after = log_.add(tensor, is_resized ? kOpaque : maker);
-    if (entry_ != nullptr) {
-      for (LoggedOperation::TensorArgument& each : entry_->tensors) {
-        each.after = each.is_written && each.value == before ? after : each.after;
-      }
-    }
-  }
-  if (entry_ != nullptr) {
-    const std::size_t returns = entry_->operation.schema().returns().size();
-    for (const c10::IValue& returned : torch::jit::last(stack, returns)) {
-      for_each_tensor(returned, [&](const at::Tensor& tensor) {
-        const bool is_new = tensor.defined() && is_plain(tensor) && log_.value_of(tensor) == kNoValue;
-        entry_->made.push_back(is_new ? log_.add(tensor, maker) : kNoValue);
+OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& traits,
+                         DispatchKeySet keys, const torch::jit::Stack& stack)
+    : log_(log), before_(log.first_value_ + log.values_.size()) {
+  log_.forget_oldest(kMostOperations, kMostValues);
+  const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(stack, operation.schema().arguments().size());
+  for (std::size_t i = 0; traits.written != 0 && i < arguments.size(); ++i) {
+    if (traits.may_write_to(i)) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        if (is_tracked(tensor)) {
+          written_.emplace_back(tensor, log_.see(tensor));
+        }
       });
     }
+  }
+  entry_ = log_.entry_of(operation, traits, keys, arguments);
+  if (entry_ != nullptr) {
+    log_.open();
+  }
+}
+
+void OperationLog::Call::end(const torch::jit::Stack& stack, std::size_t returns) {
+  has_ended_ = true;
+  const bool is_entry = entry_ != nullptr;
+  const bool takes_cuda =
+      is_entry && std::ranges::any_of(entry_->tensors, [](const auto& each) { return each.device.is_cuda(); });
+  const auto place = log_.first_operation_ + log_.operations_.size();
+  const auto maker_of = [&](const at::Tensor& tensor) {
+    return is_entry && is_plain(tensor) && !(takes_cuda && tensor.is_cpu()) ? place : kOpaque;
+  };
+  for (const auto& [tensor, before] : written_) {
+    const Value* const value = log_.value(before);
+    const auto now = log_.now_.find(tensor.storage().unsafeGetStorageImpl());
+    if (!is_entry && (now == log_.now_.end() || now->second != before)) {
+      continue;  // operations inside have written it
+    }
+    const bool is_foreign = value == nullptr || value->is_foreign;
+    const bool is_resized = value == nullptr || value->bytes != tensor.storage().nbytes();
+    const ValueId after = log_.add(tensor, is_foreign || is_resized ? kOpaque : maker_of(tensor), is_foreign);
+    for (std::size_t i = 0; is_entry && i < entry_->tensors.size(); ++i) {
+      LoggedOperation::TensorArgument& each = entry_->tensors[i];
+      each.after = each.value == before ? after : each.after;
+    }
+  }
+  for (const c10::IValue& returned : torch::jit::last(stack, returns)) {
+    for_each_tensor(returned, [&](const at::Tensor& tensor) {
+      const ValueId known = is_tracked(tensor) ? log_.value_of(tensor) : kNoValue;
+      const bool is_new = is_tracked(tensor) && known == kNoValue;
+      const ValueId made = is_new ? log_.add(tensor, maker_of(tensor), /*is_foreign=*/false) : kNoValue;
+      if (known != kNoValue && known >= before_) {  // first seen in a call inside of this one
+        log_.values_[known - log_.first_value_].is_foreign = false;
+      }
+      if (is_entry) {
+        entry_->made.push_back(made);
+      }
+    });
+  }
+  if (is_entry) {
     log_.operations_.push_back(std::move(entry_));
-    log_.is_open_ = false;
-    log_.run_at_end();
+    log_.close(/*failed=*/false);
   }
 }
 
@@ -345,16 +414,15 @@ OperationLog::Call::~Call() {
   if (has_ended_) {
     return;
   }
-  for (const auto& [tensor, before] : written_) {
-    log_.add(tensor, kOpaque);
-  }
-  if (entry_ != nullptr) {
-    log_.is_open_ = false;
-    try {
-      log_.run_at_end();
-    } catch (const std::exception&) {
-      log_warning("what an operation that failed has saved stays on the device");
+  try {
+    for (const auto& [tensor, before] : written_) {
+      log_.add(tensor, kOpaque, /*is_foreign=*/true);
     }
+    if (entry_ != nullptr) {
+      log_.close(/*failed=*/true);
+    }
+  } catch (...) {
+    log_warning("what an operation that failed has saved stays on the device");
   }
 }
 

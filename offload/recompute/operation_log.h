@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,11 +15,11 @@
 #include <ATen/core/stack.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include "offload/base/operator_traits.h"
-#include "offload/base/version_id.h"
 #include "offload/tensors/version_check.h"
 
 namespace ebb {
@@ -26,15 +27,18 @@ namespace ebb {
 class AutogradInfo;
 class SavedStorage;
 
+// Whether a custom function has returned the tensor, or what the tensor is a view of.
+[[nodiscard]] bool is_customs(const at::TensorBase& tensor);
+
 // The bytes that a storage has from one write to the next. Numbered by a log.
-using ValueId = std::uint32_t;
-inline constexpr ValueId kNoValue = 0xFFFFFFFF;
+using ValueId = std::uint64_t;
+inline constexpr ValueId kNoValue = ~ValueId{0};
 
 // An operation as it was run, and its tensors without their bytes.
 struct LoggedOperation {
   struct TensorArgument {
     ValueId value = kNoValue;  // before the operation; kNoValue: an undefined tensor
-    ValueId after = kNoValue;  // of a written tensor
+    ValueId after = kNoValue;  // where the operation writes to the storage
     std::size_t bytes = 0;     // of the storage
     at::ScalarType dtype = at::ScalarType::Undefined;
     c10::Device device = c10::kCPU;
@@ -52,7 +56,6 @@ struct LoggedOperation {
 
   c10::OperatorHandle operation;
   OperatorTraits traits;
-  bool can_run_again = false;
   c10::SmallVector<c10::IValue, 6> arguments;           // None where the argument is in `tensors`
   c10::SmallVector<std::uint32_t, 6> tensors_in;        // by argument, how many of `tensors`, or kNoTensors
   c10::SmallVector<TensorArgument, 3> tensors;          // in the order of the arguments
@@ -66,15 +69,18 @@ struct LoggedOperation {
 //
 // Note [What is an operation]
 // The observer (managed/observed_operations.h) sees each call of the dispatcher, from the outermost inwards. A call
-// opens an entry where its own kernels do the work: no call does that is composite, that autocast would cast the
-// arguments of, that a transform of functorch's or Python's dispatch takes over, or that is inside of an open entry.
-// What autograd saves in an open entry is decided about when the entry ends, because the operation may fill later what
-// it saves first, and nobody knows before that what made the value.
+// opens an entry where its own kernels do the work and can do the work again. No call does that is composite, that
+// autocast would cast the arguments of, that a transform of functorch's or Python's dispatch takes over, whose schema
+// need not say what it writes, or that is inside of an open entry. What autograd saves in an open entry is decided
+// about when the entry ends, because the operation may fill later what it saves first, and nobody knows before that
+// what made the value.
 //
 // Note [What a log does not know]
 // A value is opaque, and nothing is made again through it, where the log has not seen all of what made it: bytes from
-// before the guard, memory that nothing seen has filled (a kernel that is launched without the dispatcher, as Triton's
-// are), operations whose schema need not say what they write, and writes that only a version tells of.
+// before the guard, memory that no call has returned (compiled blocks take theirs so, and their kernels write without
+// the dispatcher), memory that nothing seen has filled, what a custom function returns, in which such kernels are
+// launched, writes that only a version tells of, and copies from a GPU to host memory, which the program may have to
+// wait for. Operations on tensors without a gradient are not logged: nothing is made again through them.
 //
 // Ownership: a log keeps no bytes alive, but for numbers and states of generators. Recipes share its operations. The
 // oldest are forgotten: while one guard lives, thousands of forward passes may run.
@@ -93,12 +99,14 @@ class OperationLog {
 
   struct Value {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    VersionId version;
+    c10::VariableVersion counter;
+    std::uint32_t version;
     std::size_t bytes = 0;
-    std::uint32_t maker = kOpaque;  // the operation's place in the log
+    std::uint64_t maker = kOpaque;        // the operation's place in the log
+    bool is_foreign = false;              // the memory was seen before any call returned it
     std::weak_ptr<const Save> save = {};  // the last one
   };
-  static constexpr std::uint32_t kOpaque = 0xFFFFFFFF;
+  static constexpr std::uint64_t kOpaque = ~std::uint64_t{0};
 
   OperationLog() = default;
   OperationLog(const OperationLog&) = delete;
@@ -116,7 +124,7 @@ class OperationLog {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    OperationLog* const log_;  // null where nothing can be observed
+    const std::shared_ptr<OperationLog> log_;
   };
 
   // Nothing on the thread is logged while a Pause lives.
@@ -140,20 +148,29 @@ class OperationLog {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
-    // To be called when the kernels have returned. Does what at_end() was given, and throws what that throws.
-    void end(const torch::jit::Stack& stack);
+    // To be called when the kernels have returned so many results. Does what at_end() was given, and throws what that
+    // throws.
+    void end(const torch::jit::Stack& stack, std::size_t returns);
 
    private:
     OperationLog& log_;
-    std::shared_ptr<LoggedOperation> entry_;  // null where the call opens none
-    c10::SmallVector<std::pair<at::Tensor, ValueId>, 1> written_;
+    const ValueId before_;                                 // later values have been seen since the call began
+    std::shared_ptr<LoggedOperation> entry_;               // null where the call opens none
+    std::vector<std::pair<at::Tensor, ValueId>> written_;  // with the value before
     bool has_ended_ = false;
   };
 
   [[nodiscard]] bool is_open() const { return is_open_; }
 
-  // Does something when the open entry ends, however it ends.
-  void at_end(std::function<void()> what) { at_end_.push_back(std::move(what)); }
+  // Whether a guard of the thread still logs. A guard may have ended on another thread.
+  [[nodiscard]] bool has_scope() const { return scopes_ > 0; }
+  static void stop_here();
+
+  // Whether the thread's operations are seen: some of LibTorch's guards put the thread's dispatch keys back.
+  [[nodiscard]] bool sees() const;
+
+  // Does something when the open entry ends; with true where the operation has failed.
+  void at_end(std::function<void(bool failed)> what) { at_end_.push_back(std::move(what)); }
 
   // What the tensor's storage has now; kNoValue where the log has not seen it.
   [[nodiscard]] ValueId value_of(const at::Tensor& tensor) const;
@@ -162,7 +179,7 @@ class OperationLog {
   [[nodiscard]] const Value* value(ValueId id) const {
     return id - first_value_ < values_.size() ? &values_[id - first_value_] : nullptr;
   }
-  [[nodiscard]] std::shared_ptr<const LoggedOperation> operation(std::uint32_t place) const {
+  [[nodiscard]] std::shared_ptr<const LoggedOperation> operation(std::uint64_t place) const {
     return place - first_operation_ < operations_.size() ? operations_[place - first_operation_] : nullptr;
   }
 
@@ -174,29 +191,31 @@ class OperationLog {
   [[nodiscard]] std::shared_ptr<const void> saved(const at::Tensor& tensor, const AutogradInfo& info,
                                                   const std::shared_ptr<SavedStorage>& storage);
 
-  // Counts the searches for recipes, so that equal steps count alike.
-  [[nodiscard]] std::uint64_t next_search() { return searches_++; }
-
+  // Forgets all but the newest operations.
+  void forget_but(std::size_t operations);
   void forget();
 
  private:
   [[nodiscard]] ValueId see(const at::Tensor& tensor);
-  void forget_oldest();
-  ValueId add(const at::Tensor& tensor, std::uint32_t maker);
+  void forget_oldest(std::size_t operations, std::size_t values);
+  ValueId add(const at::Tensor& tensor, std::uint64_t maker, bool is_foreign);
+  [[nodiscard]] std::shared_ptr<LoggedOperation> entry_of(const c10::OperatorHandle& operation,
+                                                          const OperatorTraits& traits, c10::DispatchKeySet keys,
+                                                          c10::ArrayRef<c10::IValue> arguments);
   [[nodiscard]] bool take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IValue> arguments);
-  void run_at_end();
+  void open();
+  void close(bool failed);
 
   static inline thread_local OperationLog* here_ = nullptr;
 
-  int scopes_ = 0;
+  std::atomic<int> scopes_{0};
   bool is_open_ = false;
-  std::uint64_t searches_ = 0;
-  std::uint32_t first_operation_ = 0;  // of those that the log still has
+  std::uint64_t first_operation_ = 0;  // of those that the log still has
   ValueId first_value_ = 0;
   std::deque<std::shared_ptr<const LoggedOperation>> operations_;
   std::deque<Value> values_;
   ska::flat_hash_map<const c10::StorageImpl*, ValueId> now_;
-  std::vector<std::function<void()>> at_end_;
+  std::vector<std::function<void(bool)>> at_end_;
 };
 
 }  // namespace ebb

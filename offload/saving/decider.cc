@@ -25,6 +25,8 @@ namespace {
 // The decider whose policy the calling thread runs; null for none.
 thread_local const Decider* asking_here = nullptr;
 
+constexpr std::size_t kMostProofs = std::size_t{1} << 16;  // which then are all forgotten
+
 }  // namespace
 
 Decider::Decider(const Options& options, Steps& steps, Residency& residency)
@@ -41,7 +43,7 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 Decider::~Decider() = default;
 
 Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step) {
-  Found found = find_recipe(tensor);
+  Found found = find_recipe(tensor, step);
   LogRecipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
@@ -55,7 +57,7 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
   const Decision decision =
       plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
-  if (const auto recorder = step.recorder(); recorder != nullptr && found.awaits) {
+  if (const auto recorder = step.recorder(); recorder != nullptr && found.is_awaited) {
     recorder->awaits_recipes();
   }
   return {decision, std::move(found)};
@@ -65,28 +67,46 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
 // What a schema says of an operator may be wrong, and kernels that are launched without the dispatcher are in no log.
 // So a recipe is proven before anything is dropped for it: the bytes stay or move, and where backward asks for them,
 // the recipe makes them beside, from what is there then, and the two are compared. A proof holds for a place in a step
-// and the sequence of operations there, whatever the sizes.
-Decider::Found Decider::find_recipe(const at::Tensor& tensor) {
+// and the sequence of operations there, whatever the sizes, until one is refuted.
+Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step) {
   OperationLog* const log = needs_recipes_ && !in_backward() ? OperationLog::here() : nullptr;
-  if (log == nullptr || !tensor.requires_grad()) {
+  if (log == nullptr || !tensor.requires_grad() || !log->sees()) {
     return {};
   }
-  const std::uint64_t place = log->next_search();
+  const std::uint64_t place = step.next_search();
+  if (place == 0) {  // no save of an earlier step is begun from
+    constexpr std::size_t kBeforeTheFirstSave = 256;
+    log->forget_but(kBeforeTheFirstSave);
+  }
+  constexpr std::uint64_t kMostPlaces = std::uint64_t{1} << 14;  // a step may have no end: Note [Steps that never end]
+  if (place >= kMostPlaces) {
+    return {};
+  }
   Found found{.recipe = LogRecipe::find(*log, tensor)};
   if (found.recipe == nullptr) {
     return {};
   }
   const std::optional<bool> may = plans_ == nullptr ? std::optional(true) : plans_->leaves().may_compute(*found.recipe);
   if (!may.value_or(false)) {
-    return {.recipe = nullptr, .awaits = !may};
+    return {.recipe = nullptr, .is_awaited = !may};
   }
   found.proof = c10::hash_combine(place, found.recipe->identity());
-  const MutexLock lock(proofs_mutex_);
-  if (const auto known = proofs_.find(found.proof); known != proofs_.end()) {
-    found.is_proven = known->second;
-    found.recipe = found.is_proven ? std::move(found.recipe) : nullptr;
-  } else {
-    found.awaits = true;
+  Proof known;
+  {
+    const MutexLock lock(proofs_mutex_);
+    if (proofs_.size() >= kMostProofs) {
+      proofs_.clear();
+    }
+    Proof& proof = proofs_[found.proof];
+    known = proof;
+    ++proof.asked;
+  }
+  // A step whose backward never asks for the bytes proves nothing.
+  constexpr int kMostAwaited = 3;
+  found.is_proven = known.holds.value_or(false);
+  found.is_awaited = !known.holds && known.asked < kMostAwaited;
+  if (known.holds && !*known.holds) {
+    found.recipe = nullptr;
   }
   return found;
 }
@@ -100,12 +120,9 @@ void Decider::prove(std::uint64_t proof, LogRecipe& recipe, const c10::Storage& 
       return;
     } catch (const std::exception&) {  // the operations cannot be run again like this
     }
-    constexpr std::size_t kMostProofs = std::size_t{1} << 16;
     const MutexLock lock(proofs_mutex_);
-    if (proofs_.size() >= kMostProofs) {
-      proofs_.clear();
-    }
-    proofs_.insert_or_assign(proof, holds);
+    Proof& known = proofs_[proof];
+    known.holds = known.holds.value_or(true) && holds;  // at another site of the same operations it may not have held
   } catch (...) {
     log_warning("what a recipe makes could not be compared");
   }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -47,11 +48,11 @@ class Decider {
   struct Found {
     std::unique_ptr<LogRecipe> recipe;  // null for none, or none looked for
     bool is_proven = false;
-    bool awaits = false;      // a later step may have a proven one
+    bool is_awaited = false;  // a later step may have a proven one
     std::uint64_t proof = 0;  // for prove()
   };
   struct Decided {
-    Decision decision;  // not kRecompute without a proven recipe
+    Decision decision;
     Found found;
   };
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
@@ -72,7 +73,7 @@ class Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& stats);
 
  private:
-  [[nodiscard]] Found find_recipe(const at::Tensor& tensor);
+  [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step);
   [[nodiscard]] Decision ask_policy(Candidate& candidate, SavedStep& step);
   void warn_of_head(SavedStep& step);
 
@@ -86,9 +87,12 @@ class Decider {
   Mutex policy_mutex_;  // is held over calls of the policy
   std::atomic<bool> looked_for_head_{false};
 
-  // Whether recipes have made the bytes that they are for, by Found::proof.
-  Mutex proofs_mutex_;
-  std::unordered_map<std::uint64_t, bool> proofs_ EBB_GUARDED_BY(proofs_mutex_);
+  struct Proof {
+    std::optional<bool> holds;  // whether the recipe has made the bytes that it is for
+    int asked = 0;              // how often without an answer
+  };
+  Mutex proofs_mutex_;                                                             // held over nothing but the table
+  std::unordered_map<std::uint64_t, Proof> proofs_ EBB_GUARDED_BY(proofs_mutex_);  // by Found::proof
 };
 
 }  // namespace ebb

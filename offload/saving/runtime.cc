@@ -10,6 +10,7 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
+#include "offload/base/interpreter.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/recompute/log_recipe.h"
@@ -18,6 +19,19 @@
 #include "streams/base/system_memory.h"
 
 namespace ebb {
+namespace {
+
+// A recipe that is only to be proven is not worth an error of the program's.
+bool settled(LogRecipe& recipe) {
+  try {
+    recipe.settle();
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
     : options_(std::move(options)),
@@ -63,12 +77,13 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
       saved->enter_step(region->ordinal, nullptr, 0);
       stay(*saved, KeptReason::kPolicy);
     } else if (log != nullptr && log->is_open()) {  // Note [What is an operation] in operation_log.h
-      log->at_end([runtime = shared_from_this(), entered = std::weak_ptr(saved), tensor, step, version] {
+      log->at_end([runtime = shared_from_this(), entered = std::weak_ptr(saved), tensor, step, version](bool failed) {
+        const WithoutInterpreterLock without;
         const std::shared_ptr<SavedStorage> saved = entered.lock();
         if (saved == nullptr) {
           return;
         }
-        if (version == VersionId(tensor.unsafeGetTensorImpl()->version_counter())) {
+        if (!failed && version == VersionId(tensor.unsafeGetTensorImpl()->version_counter())) {
           runtime->place_or_keep(saved, tensor, *step, /*is_filled=*/true);
         } else {  // written to by the operation itself
           runtime->stay(*saved, KeptReason::kDeferred);
@@ -110,8 +125,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
       saved->drop(std::move(found.recipe));
       return;
     }
-    if (!found.is_proven) {
-      found.recipe->settle();
+    if (!found.is_proven && settled(*found.recipe)) {
       saved->at_first_use([runtime = shared_from_this(), proof = found.proof,
                            recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
         runtime->decider_.prove(proof, *recipe, there);

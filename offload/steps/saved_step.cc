@@ -29,6 +29,11 @@ std::uint64_t SavedStep::next_candidate() {
   return candidates_++;
 }
 
+std::uint64_t SavedStep::next_search() {
+  const MutexLock lock(mutex_);
+  return searches_++;
+}
+
 void SavedStep::began() {
   const MutexLock lock(mutex_);
   ++alive_;
@@ -40,6 +45,7 @@ void SavedStep::ended(std::optional<Gone> gone) {
   --alive_;
   if (alive_ == 0 && !in_use_) {
     candidates_ = 0;
+    searches_ = 0;
     sizes_ = {};
     entries_.clear();
     signature_.reset();

@@ -51,6 +51,9 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Returns the ordinal of the next candidate and counts it; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
+  // Counts the searches for recipes in the same way.
+  [[nodiscard]] std::uint64_t next_search();
+
   // Notes that a storage is saved, or that a checkpointed region begins. Each call is matched by one call of ended().
   void began();
 
@@ -151,6 +154,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
 
   Mutex mutex_;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
+  std::uint64_t searches_ EBB_GUARDED_BY(mutex_) = 0;
   std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;  // storages and regions that have begun and not ended
   Sizes sizes_ EBB_GUARDED_BY(mutex_);
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;

@@ -37,21 +37,21 @@ c10::Storage SavedStorage::Use::get() {
   saved.residency_->check_process();
   const HostRange range(saved.residency_->trace(), "unpack", saved.bytes());
   std::shared_ptr<StepRecorder> recorder;
+  std::function<void(const c10::Storage&)> at_first_use;
+  const bool may_run_recipe = !Recipe::runs_here() && !saved.residency_->tier().captures();
   {
     const MutexLock lock(saved.mutex_);
     recorder = saved.in_step_.recorder;
+    if (may_run_recipe) {
+      at_first_use = std::exchange(saved.at_first_use_, nullptr);
+    }
   }
   if (recorder != nullptr && !Recipe::runs_here()) {
     recorder->needed(saved.in_step_.index_in_record);
   }
   const StepRecorder::ClockPause pause(recorder.get());
   c10::Storage bytes = saved.get_on(saved.residency_->tier().current_stream(), *this);
-  std::function<void(const c10::Storage&)> at_first_use;
-  {
-    const MutexLock lock(saved.mutex_);
-    at_first_use = std::exchange(saved.at_first_use_, nullptr);
-  }
-  if (at_first_use != nullptr && !saved.residency_->tier().captures()) {
+  if (at_first_use != nullptr) {
     at_first_use(bytes);
   }
   return bytes;

@@ -110,7 +110,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   void defer_offload(Block block, c10::Stream stream);
   void offload_deferred() noexcept;
 
-  // Has this done with the bytes where a save first gets them.
+  // Has this done with the bytes where backward, and no recipe, first gets them.
   void at_first_use(std::function<void(const c10::Storage&)> what);
 
   // Lets go of the source, which `recipe` makes again.

@@ -14,10 +14,10 @@
 #include <catch2/catch.hpp>
 #include <torch/library.h>
 
+#include "offload/base/operator_traits.h"
 #include "offload/managed/manage.h"
 #include "offload/managed/managed_set.h"
 #include "offload/managed/observed_operations.h"
-#include "offload/base/operator_traits.h"
 #include "offload/managed/postpone.h"
 #include "offload/managed/uses.h"
 #include "offload/recording/use_log.h"

@@ -31,8 +31,9 @@ at::Tensor leaf(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::randn(sizes, at::TensorOptions().device(kGpu).dtype(dtype)).requires_grad_();
 }
 
-// The result is saved by what follows, dropped, and computed again, in each of several steps but the first. The gradient of what it
-// is multiplied by shows its bits, and needs no backward of the operation, which may not agree with itself.
+// The result is saved by what follows, dropped, and computed again, in each of several steps but the first. The
+// gradient of what it is multiplied by shows its bits, and needs no backward of the operation, which may not agree with
+// itself.
 void check(const Operation& operation, const std::vector<at::Tensor>& leaves) {
   at::Tensor factor;
   const auto loss = [&] {

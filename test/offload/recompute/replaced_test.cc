@@ -93,8 +93,9 @@ TEST_CASE_METHOD(NoLeak, "a recipe whose input was resized is one clear error, a
   Setting setting = late();
   setting.options.policy = recompute();
   Rig rig(setting);
-  static_cast<void>(counted(
-      rig, [](Inputs& in) { return (in.activation({16, 16}) * in.leaf({16, 16})).sin(); }));  // proves the recipe
+  static_cast<void>(counted(rig, [](Inputs& in) {
+    return (in.activation({16, 16}) * in.leaf({16, 16})).sin();
+  }));  // proves the recipe
   Inputs in;
   const at::Tensor weight = in.leaf({16, 16});
   at::Tensor product;

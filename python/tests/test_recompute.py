@@ -1,0 +1,152 @@
+"""What is made again from the log of operations, in programs that a log cannot wholly know."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+
+import ebb
+from ebb import policies
+
+
+def trained(step, guard, steps=6):
+    torch.manual_seed(0)
+    run = step()
+    return [[each.detach().clone() for each in run(guard, i)] for i in range(steps)]
+
+
+def assert_bits(step, steps=6):
+    expected = trained(step, contextlib.nullcontext(), steps)
+    for policy in (policies.recompute(ebb.Recompute.COMPUTE_BOUND), policies.recompute()):
+        found = trained(step, ebb.Offloader("cpu", policy), steps)
+        for at, (theirs, ours) in enumerate(zip(expected, found, strict=True)):
+            assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True)), f"step {at}"
+
+
+class Kernel(torch.autograd.Function):
+    """Writes without an operation, as a kernel of Triton's does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        y.numpy().__imul__(3)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_what_a_custom_function_returns_is_not_made_again_by_its_operations(view):
+    def step():
+        weight = torch.randn(160, 160).requires_grad_()
+
+        def run(guard, i):
+            weight.grad = None
+            with guard:
+                plain = weight.sin().clone().square().sum()
+            plain.backward()
+            with guard:
+                by_kernel = Kernel.apply(weight.sin())
+                by_kernel = (by_kernel.t() if view else by_kernel).square().sum()
+            by_kernel.backward()
+            return [plain, by_kernel, weight.grad]
+
+        return run
+
+    assert_bits(step)
+
+
+def test_recipes_that_draw_at_once_leave_the_random_state_as_it_was():
+    def net(h):
+        for _ in range(20):
+            h = torch.native_dropout(h * 1.1, 0.3, True)[0]
+            h = h * h.sigmoid()
+        return h.sum()
+
+    def step():
+        weights = [torch.randn(200, 200).requires_grad_() for _ in range(2)]
+
+        def run(guard, i):
+            losses = []
+            for weight in weights:
+                weight.grad = None
+                with guard:
+                    losses.append(net(weight))
+            threads = [threading.Thread(target=loss.backward) for loss in losses]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return [*(weight.grad for weight in weights), torch.get_rng_state()]
+
+        return run
+
+    assert_bits(step)
+
+
+def test_a_small_value_that_was_written_to_since_is_not_copied():
+    def step():
+        weight = torch.randn(160, 160, dtype=torch.complex64).requires_grad_()
+        mean = torch.zeros(16, dtype=torch.complex64)
+
+        def run(guard, i):
+            weight.grad = None
+            with guard:
+                h = weight.sin() - mean[0]
+                mean.conj().mul_(0.9).add_(h.detach()[0, :16].conj(), alpha=0.1 if i > 0 else 0)
+                y = h * h
+                del h
+                loss = y.real.sum()
+                del y
+            loss.backward()
+            return [loss, weight.grad, mean]
+
+        return run
+
+    assert_bits(step)
+
+
+def test_a_small_value_that_another_thread_wrote_to_is_not_copied():
+    def step():
+        weight = torch.randn(160, 160).requires_grad_()
+        shift = torch.zeros(1)
+
+        def run(guard, i):
+            weight.grad = None
+            with guard:
+                y = weight.sin() + shift
+                if i >= 2:
+                    thread = threading.Thread(target=shift.add_, args=(1,))
+                    thread.start()
+                    thread.join()
+                loss = (y * y).sum()
+            del y
+            loss.backward()
+            return [loss, weight.grad]
+
+        return run
+
+    assert_bits(step)
+
+
+def test_sums_in_the_order_of_threads_are_not_made_again():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        weight = torch.randn(20000).requires_grad_()
+        values = torch.randn(1 << 16).requires_grad_()
+        places = torch.randint(0, 300, (1 << 16,))
+        offloader = ebb.Offloader("cpu", policies.recompute())
+        for count in (1 << 12, 1 << 12, 1 << 16, 1 << 16, 1 << 16):
+            with offloader:
+                h = weight.sin().index_put((places[:count],), values[:count].sin(), accumulate=True)
+                loss = (h * h).sum()
+                kept = h.detach().clone()
+                del h
+            (gradient,) = torch.autograd.grad(loss, weight)
+            assert torch.equal(gradient, 2 * kept * weight.detach().cos())
+    finally:
+        torch.set_num_threads(before)
