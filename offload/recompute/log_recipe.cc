@@ -131,8 +131,10 @@ c10::IValue list_of(const std::vector<at::Tensor>& tensors, const c10::Type& typ
 
 class LogRecipe::Search {
  public:
-  Search(const OperationLog& log, std::size_t bytes)
-      : log_(log), small_bytes_(std::min(kSmallBytes, bytes / kLeastSaving)) {}
+  Search(const OperationLog& log, const c10::Storage& target)
+      : log_(log),
+        target_(target.unsafeGetStorageImpl()),
+        small_bytes_(std::min(kSmallBytes, target.nbytes() / kLeastSaving)) {}
 
   // Whether the value can be made, beginning from others.
   bool make(ValueId id) {
@@ -221,7 +223,8 @@ class LogRecipe::Search {
         new Root{.value = argument.value, .like = argument, .save = value.save.lock(), .use = {}, .storage = {}});
     if (root->save != nullptr && root->save->version.holds()) {
       if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
-        if (!saved->residency()->forked() && !saved->source_has_changed()) {
+        const bool is_target = saved->source().identity() == target_;  // in another version
+        if (!is_target && !saved->residency()->forked() && !saved->source_has_changed()) {
           root->use.emplace(std::move(saved));
           return root;
         }
@@ -243,6 +246,7 @@ class LogRecipe::Search {
   }
 
   const OperationLog& log_;
+  const c10::StorageImpl* const target_;
   const std::size_t small_bytes_;  // of a value that may be copied
   std::set<ValueId> visited_;
   std::set<std::uint64_t> operations_;  // by place, which is their order
@@ -254,7 +258,7 @@ std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Te
   if (id == kNoValue || is_customs(tensor)) {
     return nullptr;
   }
-  Search search(log, tensor.storage().nbytes());
+  Search search(log, tensor.storage());
   return search.make(id) ? search.recipe(tensor, id) : nullptr;
 }
 

@@ -305,7 +305,10 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
                                                       .passes_through = storage == nullptr,
                                                       .data = is_managed(tensor) ? nullptr : tensor.storage().data(),
                                                       .is_of_leaf = is_leaf && storage == nullptr});
-  if (const ValueId known = value_of(tensor); known != kNoValue) {
+  const auto is_its_storage = [&](const auto& each) { return each.first.storage().is_alias_of(tensor.storage()); };
+  const bool is_written_now = is_open_ && std::ranges::any_of(*written_now_, is_its_storage);
+  const ValueId known = is_written_now ? kNoValue : value_of(tensor);
+  if (known != kNoValue) {
     values_[known - first_value_].save = save;
   } else if (is_open_) {
     at_end_.insert(at_end_.begin(), [this, tensor, save](bool /*failed*/) {
@@ -364,6 +367,7 @@ OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation
   }
   entry_ = log_.entry_of(operation, traits, keys, arguments);
   if (entry_ != nullptr) {
+    log_.written_now_ = &written_;
     log_.open();
   }
 }

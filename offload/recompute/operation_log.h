@@ -139,6 +139,9 @@ class OperationLog {
     OperationLog* const log_;
   };
 
+  // The tensors that a call writes to, with the values before.
+  using Written = std::vector<std::pair<at::Tensor, ValueId>>;
+
   // One call of the dispatcher. See Note [What is an operation].
   class Call {
    public:
@@ -154,9 +157,9 @@ class OperationLog {
 
    private:
     OperationLog& log_;
-    const ValueId before_;                                 // later values have been seen since the call began
-    std::shared_ptr<LoggedOperation> entry_;               // null where the call opens none
-    std::vector<std::pair<at::Tensor, ValueId>> written_;  // with the value before
+    const ValueId before_;                    // later values have been seen since the call began
+    std::shared_ptr<LoggedOperation> entry_;  // null where the call opens none
+    Written written_;
     bool has_ended_ = false;
   };
 
@@ -210,7 +213,8 @@ class OperationLog {
 
   std::atomic<int> scopes_{0};
   bool is_open_ = false;
-  std::uint64_t first_operation_ = 0;  // of those that the log still has
+  const Written* written_now_ = nullptr;  // by the call of the open entry
+  std::uint64_t first_operation_ = 0;     // of those that the log still has
   ValueId first_value_ = 0;
   std::deque<std::shared_ptr<const LoggedOperation>> operations_;
   std::deque<Value> values_;
