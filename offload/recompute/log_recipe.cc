@@ -86,7 +86,7 @@ class RandomState {
     const auto on_gpu = std::ranges::find_if(operation.tensors, [](const auto& each) { return each.device.is_cuda(); });
     generator_ = at::globalContext().defaultGenerator(on_gpu == operation.tensors.end() ? c10::Device(c10::kCPU)
                                                                                         : on_gpu->device);
-    replaying_.lock();
+    alone_ = std::unique_lock(replaying_);
     const std::lock_guard lock(generator_.mutex());
     before_ = generator_.get_state();
     at::Tensor state = before_.clone();
@@ -101,7 +101,6 @@ class RandomState {
       } catch (const std::exception&) {
         log_warning("the state of a random number generator could not be put back after a recomputation");
       }
-      replaying_.unlock();
     }
   }
   RandomState(const RandomState&) = delete;
@@ -111,6 +110,7 @@ class RandomState {
   // Two recipes must not draw at once: each puts back the state that it found.
   static inline std::mutex replaying_;
 
+  std::unique_lock<std::mutex> alone_;
   at::Generator generator_;
   at::Tensor before_;
 };

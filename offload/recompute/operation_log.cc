@@ -229,7 +229,6 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
     taken.device = tensor.device();
     taken.is_managed = is_managed(tensor);
     taken.requires_grad = tensor.requires_grad();
-    taken.is_written = is_written;
     taken.is_filled_anew = is_written && entry.traits.writes_all && fills_storage(tensor);
     taken.offset = tensor.storage_offset();
     taken.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());

@@ -44,7 +44,6 @@ struct LoggedOperation {
     c10::Device device = c10::kCPU;
     bool is_managed = false;
     bool requires_grad = false;
-    bool is_written = false;
     bool is_filled_anew = false;  // written from end to end, whatever was there
     std::int64_t offset = 0;
     c10::SmallVector<std::int64_t, 5> sizes;
