@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <optional>
+#include <regex>
 #include <set>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -64,9 +67,21 @@ std::string error_of(Node& node) {
   return {};
 }
 
+// The versions that the error of a write tells; nullopt for another error.
+std::optional<std::string> versions_in(const std::string& error) {
+  static const std::regex versions("is at version [0-9]+; expected version [0-9]+");
+  std::smatch found;
+  return std::regex_search(error, found, versions) ? std::optional(found.str()) : std::nullopt;
+}
+
 bool refuses_with(const Tensors& roots, const std::string& refusal) {
+  const auto refused = versions_in(refusal);
   for (Node* node : nodes_behind(roots)) {
-    if (has_saves(*node) && same_error(error_of(*node), refusal)) {
+    if (!has_saves(*node)) {
+      continue;
+    }
+    const std::string error = error_of(*node);
+    if (same_error(error, refusal) || (refused && versions_in(error) == refused)) {
       return true;
     }
   }

@@ -13,8 +13,9 @@ namespace ebb::graphs {
 // Note [Proof of a write]
 // What a recipe takes is what a node has saved, behind the roots of the pass. So the program runs with plain autograd
 // once more, up to that pass and with all graphs retained. Then each node behind the roots is run by itself, whether
-// the pass would have come to it or not: a node whose save was written to says so, in words that name type, sizes and
-// both versions. No such node, no proof.
+// the pass would have come to it or not: a node whose save was written to says so, and names both versions. Of several
+// saves that were written to (a norm's input and its bias), a node names one, so that types and sizes do not count. No
+// node that names the versions of the refusal, no proof.
 [[nodiscard]] bool plain_refuses_too(const Program& program, const Outcome& expected, const Difference& refusal,
                                      c10::Device device);
 
