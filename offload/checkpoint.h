@@ -29,9 +29,9 @@ enum class EarlyStop : bool { kNo, kYes };
 // more is needed. An input that has been written to raises LibTorch's error. A function that runs backward over what it
 // has computed itself gets c10::Error.
 //
-// Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each outermost region
-// whether its function runs a second time. Where the plan keeps the region's saves on the device, the function runs
-// once. Without a plan, Stats::saved_on_device does not count what the second run saves.
+// Under the guard of an offloader with a plan (Options::device_budget), the plan decides for each save of an outermost
+// region whether to keep, move or drop it. The function runs a second time only where a save was dropped. Without a
+// plan, Stats::saved_on_device does not count what the second run saves.
 //
 // Regions may nest in each other and with guards, may be unpacked in any order and more than once (retain_graph), and
 // may be differentiated twice. Every save inside a region belongs to the region, whatever guards the function enters.
@@ -40,5 +40,13 @@ enum class EarlyStop : bool { kNo, kYes };
 // Errors: what the function throws, from this call or from backward.
 [[nodiscard]] std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vector<at::Tensor>& inputs,
                                                  EarlyStop early_stop = EarlyStop::kNo);
+
+// Returns function(inputs), and lets the plan of the guard's offloader drop what the function saves. It is for what
+// that plan does not see into: kernels of the program's own, compiled modules. Nothing is dropped before a second run
+// in an earlier step has saved the same bytes, and no second run is made if an input has been written to since. Without
+// a plan, inside of a checkpointed region and without gradients this is only a call. As for checkpoint(), a second run
+// may see side effects twice.
+[[nodiscard]] std::vector<at::Tensor> recomputable(CheckpointedFunction function,
+                                                   const std::vector<at::Tensor>& inputs);
 
 }  // namespace ebb

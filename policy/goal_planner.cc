@@ -106,8 +106,7 @@ class Bound {
     ManagedShare share = share_;
     Plan plan;
     for (int round = 0; round < kRounds; ++round) {
-      const Left left =
-          round == 0 ? this->left(movable_bytes(), all_recipes_ms(), /*late_bytes=*/0) : this->left(share);
+      const Left left = round == 0 ? this->left(all_bytes(), all_recipes_ms(), /*late_bytes=*/0) : this->left(share);
       plan = make_plan(left.step, limits, left.rates, effort);
       plan.managed = share;
       share.offloaded_bytes = plan.predicted.offloaded_bytes;
@@ -127,17 +126,20 @@ class Bound {
  private:
   static double stretch(double compute_ms, double phase_ms) { return compute_ms > 0 ? phase_ms / compute_ms : 1; }
 
-  [[nodiscard]] std::uint64_t movable_bytes() const {
+  [[nodiscard]] std::uint64_t all_bytes() const {
     std::uint64_t bytes = 0;
     for (const StorageRecord& storage : record_->storages) {
-      bytes += storage.movable ? storage.bytes : 0;
+      bytes += storage.bytes;
     }
     return bytes;
   }
   [[nodiscard]] double all_recipes_ms() const {
     double ms = 0;
-    for (const StorageRecord& storage : record_->storages) {
-      ms += storage.recompute == Recompute::kNo ? 0 : storage.recompute_ms;
+    for (std::uint32_t i = 0; i < record_->storages.size(); ++i) {
+      double made = 0;
+      for_each_made_with(*record_, i, [&made](std::uint32_t /*each*/) { ++made; });
+      const StorageRecord& storage = record_->storages[i];
+      ms += storage.recompute == Recompute::kNo ? 0 : storage.recompute_ms / made;
     }
     return ms;
   }

@@ -60,9 +60,11 @@ class Search {
   // Sorts the storages that can be recomputed by cost per byte, and those of about equal cost by need, the first needed
   // first.
   void sort_by_cost() {
+    std::vector<bool> seen(record_.storages.size());
     for (Index i = 0; i < record_.storages.size(); ++i) {
-      if (record_.storages[i].recompute != Recompute::kNo) {
+      if (record_.storages[i].recompute != Recompute::kNo && !seen[i]) {
         cheapest_.push_back(i);
+        for_each_made_with(record_, i, [&seen](Index made) { seen[made] = true; });
       }
     }
     std::ranges::sort(cheapest_, {}, [&](Index i) { return std::pair(ms_per_byte(i), i); });
@@ -75,8 +77,9 @@ class Search {
   }
 
   [[nodiscard]] double ms_per_byte(Index i) const {
-    const StorageRecord& storage = record_.storages[i];
-    return storage.recompute_ms / static_cast<double>(std::max<std::uint64_t>(storage.bytes, 1));
+    std::uint64_t bytes = 0;
+    for_each_made_with(record_, i, [&](Index made) { bytes += record_.storages[made].bytes; });
+    return record_.storages[i].recompute_ms / static_cast<double>(std::max<std::uint64_t>(bytes, 1));
   }
   [[nodiscard]] std::pair<double, Index> needed(Index i) const { return {record_.storages[i].needed_ms, i}; }
 
@@ -105,7 +108,7 @@ class Search {
   [[nodiscard]] std::vector<Decision> recomputing(std::size_t count) const {
     std::vector<Decision> decisions(record_.storages.size(), Decision::kKeep);
     for (std::size_t k = 0; k < count; ++k) {
-      decisions[cheapest_[k]] = Decision::kRecompute;
+      for_each_made_with(record_, cheapest_[k], [&](Index made) { decisions[made] = Decision::kRecompute; });
     }
     limit_depth(decisions);
     return decisions;
@@ -128,7 +131,7 @@ class Search {
 
   [[nodiscard]] bool may_offload(const std::vector<Decision>& decisions, Index i) const {
     const StorageRecord& storage = record_.storages[i];
-    return decisions[i] == Decision::kKeep && storage.movable && storage.bytes > 0;
+    return decisions[i] == Decision::kKeep && storage.bytes > 0;
   }
 
   // `decisions`, with the first `count` storages that may be offloaded offloaded, as far as the host has room.
@@ -216,13 +219,31 @@ class Search {
     }
   }
 
-  // Changes single decisions, then two together, and so on; after a change that helps, single decisions again.
+  // Changes the decisions about all that one run makes, and single decisions, then two together, and so on; after a
+  // change that helps, single decisions again.
   void change_decisions() {
     const auto most = static_cast<Index>(record_.storages.size());
     std::vector<Change> changes;
     for (Index together = 1; together <= most && tried_ <= most_tries_;) {
-      together = change_together(together, most, changes) ? 1 : together + 1;
+      const bool better = together == 1 && change_runs();
+      together = change_together(together, most, changes) || better ? 1 : together + 1;
     }
+  }
+
+  bool change_runs() {
+    bool better = false;
+    for (const Index i : cheapest_) {
+      for (const Decision decision : kAll) {
+        std::vector<Change> changes;
+        for_each_made_with(record_, i, [&](Index made) {
+          if (is_change(made, decision)) {
+            changes.emplace_back(made, decision);
+          }
+        });
+        better = (changes.size() > 1 && change(changes)) || better;
+      }
+    }
+    return better;
   }
 
   // Tries `changes` together with `count` more changes to the first `below` storages, until a try is better than the
@@ -250,8 +271,7 @@ class Search {
 
   [[nodiscard]] bool is_change(Index i, Decision decision) const {
     const StorageRecord& storage = record_.storages[i];
-    return best_.decisions[i] != decision && (decision != Decision::kOffload || storage.movable) &&
-           (decision != Decision::kRecompute || storage.recompute != Recompute::kNo);
+    return best_.decisions[i] != decision && (decision != Decision::kRecompute || storage.recompute != Recompute::kNo);
   }
 
   // Tries the best decisions with `changes`. Returns whether the result is better than the best so far.
@@ -273,7 +293,7 @@ class Search {
   const Predictor predictor_;
   const std::size_t most_tries_;
   const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
-  std::vector<Index> cheapest_;  // the storages that can be recomputed, as sort_by_cost() leaves them
+  std::vector<Index> cheapest_;  // what can be recomputed, one storage for a run, as sort_by_cost() leaves them
   std::map<std::size_t, Score> with_recomputed_;
   std::size_t tried_ = 0;
   Plan best_;

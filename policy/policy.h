@@ -23,8 +23,6 @@ struct Candidate {
   std::uint64_t ordinal = 0;   // how many candidates of this step came before
   std::string_view operation;  // name of the autograd node that made the tensor ("MmBackward0"), "" if none; valid
                                // during decide; filled in only for policies whose needs_operation() is true
-  bool region = false;  // the candidate is a checkpointed region that begins, of no known bytes. Only a plan is asked
-                        // about regions, which are kept or recomputed; no Policy is
   Recompute recompute = Recompute::kNo;  // filled in only for policies whose needs_recompute() is true
 };
 

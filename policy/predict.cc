@@ -76,8 +76,8 @@ class Predictor::Run {
         break;
       case Event::What::kNeed:
         ++part_;
-        if (!record_.storages[event.index].movable) {
-          start_copies_in();  // before the region's function runs again
+        if (makes_several(event.index)) {
+          start_copies_in();  // before the run begins
         }
         need(event.index, record_.storages[event.index].other_bytes);
         break;
@@ -116,6 +116,14 @@ class Predictor::Run {
     }
   }
 
+  // Whether the need of storage `i` has a recipe run that makes several storages.
+  [[nodiscard]] bool makes_several(Index i) const {
+    return record_.storages[i].made_with != StorageRecord::kAlone && is_to_be_made(i);
+  }
+  [[nodiscard]] bool is_to_be_made(Index i) const {
+    return decisions_[i] == Decision::kRecompute && state_[i].where == Where::kNowhere;
+  }
+
   // Brings the bytes of storage `i` back to the device. `other_bytes`: the other memory at this need.
   void need(Index i, std::uint64_t other_bytes) {
     State& state = state_[i];
@@ -144,11 +152,18 @@ class Predictor::Run {
     for (const Index input : storage.inputs) {
       need(input, other_bytes);
     }
-    hold(i);
-    result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + made_again_ + storage.recompute_bytes);
+    std::uint64_t own_bytes = storage.recompute_bytes;
+    for_each_made_with(record_, i, [&](Index made) {
+      if (is_to_be_made(made)) {
+        hold(made);
+        state_[made].where = Where::kOnDevice;
+      } else {  // made, too, and let go of
+        own_bytes += record_.storages[made].bytes;
+      }
+    });
+    result_.peak_bytes = std::max(result_.peak_bytes, other_bytes + held_ + made_again_ + own_bytes);
     delay(storage.recompute_ms);
     result_.recompute_ms += storage.recompute_ms;
-    state_[i].where = Where::kOnDevice;
   }
 
   void release(Index i) {

@@ -17,10 +17,11 @@ namespace ebb {
 // until its copy out is done. If the sources of copies out pass the stash's bound (StashSchedule), compute waits for
 // the oldest copy. Such waits happen at saves and where backward begins, because there the runtime can make compute
 // wait. Copies in start when backward begins and when backward first asks for a storage, because there the runtime can
-// start copies, and only if the storage fits until its release (PrefetchSchedule). The need of a region starts copies
-// before the region's function runs again, the need of another storage once the storage's recipe has run. A storage
-// that is still on the device is not copied in. A dropped storage holds nothing until it is needed; its recipe then has
-// the inputs brought back first, and takes its time. Every storage is released at the time in its record. Where waiting
+// start copies, and only if the storage fits until its release (PrefetchSchedule). A run that makes several storages
+// starts copies before it begins, and another recipe once it has run. A storage that is still on the device is not
+// copied in. A dropped storage holds nothing until it is needed; its recipe then has the inputs brought back first, and
+// takes its time. What else the run makes is held from then on if it was dropped, too, and is
+// otherwise part of what the run takes besides. Every storage is released at the time in its record. Where waiting
 // does not help, the device's limit is passed, and the predicted peak says so.
 //
 // Threads: `predict` may be called from any thread.

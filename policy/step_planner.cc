@@ -130,7 +130,7 @@ StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
 }
 
 Decision StepPlanner::decision_about(const Candidate& candidate) {
-  if (candidate.bytes < least_bytes_ && !candidate.region) {
+  if (candidate.bytes < least_bytes_) {
     return Decision::kKeep;
   }
   const std::size_t index = now_.seen->size();
@@ -143,14 +143,13 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
-  const bool stays =
-      leaves_alone_ && !recording_ && !now_.moves && !candidate.region && fits_whole(now_.kept + candidate.bytes);
+  const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
   if (now_.following != nullptr) {
     const Decision planned = now_.following->plan->decisions[index];
     decision = planned == Decision::kRecompute ? safe(candidate) : planned;
   }
-  now_.moves = now_.moves || (decision != Decision::kKeep && !candidate.region);
+  now_.moves = now_.moves || decision != Decision::kKeep;
   now_.kept += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
 }

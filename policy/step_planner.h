@@ -61,8 +61,8 @@ class StepPlanner {
   [[nodiscard]] std::uint64_t least_bytes() const { return least_bytes_; }
 
   // What becomes of a storage, and the plan that the step now follows; null if the step follows none. The storage's
-  // index in the plan is the number of regions, and of storages of at least least_bytes(), that the step had asked
-  // about before. Candidate::operation and Candidate::recompute are to be filled in.
+  // index in the plan is the number of storages of at least least_bytes() that the step had asked about before.
+  // Candidate::operation and Candidate::recompute are to be filled in.
   struct Answer {
     Decision decision = Decision::kKeep;
     std::shared_ptr<const Plan> plan;

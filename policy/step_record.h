@@ -14,6 +14,8 @@ namespace ebb {
 // The facts about one storage that autograd saved in a step. Times are milliseconds since the step began, on the clock
 // of the compute stream as if nothing that ebb does took time.
 struct StorageRecord {
+  static constexpr std::uint32_t kAlone = 0xFFFFFFFF;
+
   std::uint64_t bytes = 0;
   double saved_ms = 0;  // the bytes are complete, and a copy out may start
   double idle_ms = 0;   // the forward pass lets go of the storage, at needed_ms at the latest; until then it is part of
@@ -22,10 +24,12 @@ struct StorageRecord {
   double released_ms = 0;         // the storage's last save ends; at least needed_ms
   std::uint64_t other_bytes = 0;  // the other memory at needed_ms, before backward goes on
 
-  bool movable = true;  // false: a checkpointed region, whose function saves `bytes`; if kept, from its beginning on
   Recompute recompute = Recompute::kNo;
   double recompute_ms = 0;              // the time of the recipe's operation alone, with its inputs on the device
   std::uint64_t recompute_bytes = 0;    // the memory that the operation takes besides its inputs and its result
+  std::uint32_t made_with = kAlone;     // the next of the storages that one run of the recipe makes together, as a
+                                        // checkpointed region's does; the last names the first. They have the time and
+                                        // the memory of the whole run, and the same inputs
   std::vector<std::uint32_t> inputs{};  // the recipe's inputs, as indices into StepRecord::storages, each below the
                                         // storage's own; without inputs that stay on the device anyway
 };
@@ -53,6 +57,17 @@ struct StepRecord {
   std::optional<std::uint64_t> managed_ahead_bytes{};  // how far ahead they are fetched, if the program says so
   bool is_preliminary = false;  // a later record will have the uses of managed storages, or more recipes
 };
+
+// Calls what(index) for the storage `i` and for all that are made with it.
+template <typename What>
+void for_each_made_with(const StepRecord& record, std::uint32_t i, const What& what) {
+  std::uint32_t each = i;
+  do {
+    what(each);
+    const std::uint32_t next = record.storages[each].made_with;
+    each = next == StorageRecord::kAlone ? i : next;
+  } while (each != i);
+}
 
 // The record with each time, but for those that recipes take, as `later` has it, and so much more other memory.
 [[nodiscard]] StepRecord changed(StepRecord record, const std::function<double(double)>& later,

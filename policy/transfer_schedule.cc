@@ -102,9 +102,14 @@ class Walk {
       for (const Index input : storage.inputs) {
         bring(input, other);
       }
-      recomputed_ += storage.bytes;
-      recipes_bytes_ = std::max(recipes_bytes_, other + storage.recompute_bytes);
-      lower_part(other + storage.recompute_bytes);
+      std::uint64_t own_bytes = storage.recompute_bytes;
+      for_each_made_with(record_, i, [&](Index made) {
+        const bool is_to_be_made = made == i || (decisions_[made] == Decision::kRecompute && !brought_[made]);
+        (is_to_be_made ? recomputed_ : own_bytes) += record_.storages[made].bytes;
+        brought_[made] = brought_[made] || is_to_be_made;
+      });
+      recipes_bytes_ = std::max(recipes_bytes_, other + own_bytes);
+      lower_part(other + own_bytes);
     }
   }
 

@@ -110,7 +110,7 @@ nlohmann::json record_json(const PlanReport& plan) {
   nlohmann::json storages = nlohmann::json::array();
   for (const StorageRecord& each : plan.record.storages) {
     storages.push_back({each.bytes, each.saved_ms, each.idle_ms, each.needed_ms, each.released_ms,
-                        static_cast<int>(each.recompute), each.recompute_ms, each.inputs, each.movable,
+                        static_cast<int>(each.recompute), each.recompute_ms, each.inputs, each.made_with,
                         each.recompute_bytes, each.other_bytes});
   }
   nlohmann::json other = nlohmann::json::array();

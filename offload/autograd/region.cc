@@ -12,18 +12,21 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include "offload/autograd/engine.h"
 #include "offload/autograd/guard_scope.h"
-#include "offload/autograd/region_in_step.h"
 #include "offload/autograd/save_hook.h"
 #include "offload/autograd/thread_setting.h"
 #include "offload/base/autograd_info.h"
+#include "offload/base/backward_pass.h"
 #include "offload/base/interpreter.h"
+#include "offload/base/version_id.h"
 #include "offload/checkpoint.h"
 #include "offload/saving/runtime.h"
+#include "offload/steps/saved_storage.h"
 #include "offload/tensors/lent_tensor.h"
 #include "offload/tensors/remembered_tensor.h"
 #include "offload/tensors/version_check.h"
@@ -35,25 +38,42 @@ namespace {
 
 constexpr const char* kWhat = "this checkpointed region";  // in errors
 
-// One call of checkpoint(): what its second run needs, and the second run's saves that nobody has taken yet.
+std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
+
+// Whether the program has asked for a second run, or only allows one.
+enum class Asked : bool { kNo, kYes };
+
+// One call of checkpoint() or recomputable(): what its second run needs, and the second run's saves that nobody has
+// taken yet.
 //
-// Ownership: the hooks of the first run's saves own the region, so the region ends when backward is over or the graph
-// is dropped. A region whose function runs only once ends after that run. The region alone holds the saves of the
-// second run, whose own graph is dropped at once.
+// Note [Regions under a plan]
+// Outside of other regions, under the guard of an offloader with a plan, the first run's saves are saved as any tensors
+// are, and the plan decides about each of them. The region is a recipe for all of them, which makes them in one run.
+// Elsewhere, hooks of the region's own keep nothing of what the first run saves.
+//
+// Ownership: the recipes, or the hooks, of the first run's saves own the region. So the region ends when backward is
+// over, when the graph is dropped, or after the first run if nothing is to be made again. The region alone holds the
+// saves of the second run, whose own graph is dropped at once.
 //
 // Threads: every member may be called from any thread.
 class Region : public std::enable_shared_from_this<Region> {
  public:
-  // Saves the inputs, as autograd would save them here. An outermost region under a guard also asks the plan of the
-  // guard's offloader, if there is a plan.
-  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop);
+  // Saves the inputs, as autograd would save them here. `planner`: of the plan that decides about the saves; null where
+  // none does.
+  Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop,
+         std::shared_ptr<Runtime> planner, Asked asked);
 
-  // Runs the function in forward and returns its outputs. This run is the only one if the plan keeps the region's
-  // saves.
+  // Runs the function in forward and returns its outputs.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
-  // Adds a save of the first run, and returns its place.
-  std::size_t add(const at::Tensor& saved);
+  // Adds a save of the first run, and returns its place. `is_wanted`: the second run is to make it.
+  std::size_t add(const at::Tensor& saved, bool is_wanted);
+
+  // How the second run makes the save in this place, of so many bytes; null if too many recipes would have to run.
+  [[nodiscard]] std::unique_ptr<Recipe> recipe(std::size_t place, std::size_t bytes);
+  [[nodiscard]] std::vector<const SavedStorage*> saved_inputs() const;
+  [[nodiscard]] std::uint64_t number() const { return number_; }
+  [[nodiscard]] bool is_asked_for() const { return asked_ == Asked::kYes; }
 
   // Takes the next save of the second run. Returns true, at most once a run, if the function is to be left: with
   // EarlyStop::kYes, where nobody can ask for a later save, and the operation has filled what it saved (Note [Saved
@@ -67,7 +87,7 @@ class Region : public std::enable_shared_from_this<Region> {
   // was forked meanwhile.
   [[nodiscard]] at::Tensor take(std::size_t place);
 
-  // Says that no hook will ask for this place any more.
+  // Says that nobody will ask for this place any more.
   void drop(std::size_t place);
 
  private:
@@ -83,8 +103,9 @@ class Region : public std::enable_shared_from_this<Region> {
   struct Save {
     std::vector<std::int64_t> sizes;
     at::ScalarType dtype;
-    bool alive = true;
+    bool alive = true;                                          // somebody may ask for it
     at::Tensor collected = {};                                  // the second run's tensor, until taken
+    std::optional<DeviceAccount::Held> held = std::nullopt;     // counts its bytes, under a plan
     RememberedTensor taken = {};                                // the same, once taken
     std::optional<VersionCheck> second_version = std::nullopt;  // of the second run's tensor, at its save
   };
@@ -106,7 +127,11 @@ class Region : public std::enable_shared_from_this<Region> {
   const EarlyStop early_stop_;
   ThreadSetting setting_;  // of the first run; without the random state, from that run's end on, if it draws none
   std::vector<Input> inputs_;
-  std::optional<RegionInStep> planned_;  // nullopt without a plan
+  const std::shared_ptr<Runtime> planner_;                   // null without a plan
+  std::vector<std::weak_ptr<SavedStorage>> saved_inputs_{};  // under a plan
+  const Asked asked_;
+  const std::uint64_t number_;  // of the process's regions, from 1
+  static inline std::atomic<std::uint64_t> regions{0};
   std::atomic<bool> first_run_is_over_{false};
 
   Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
@@ -116,6 +141,32 @@ class Region : public std::enable_shared_from_this<Region> {
 };
 
 using Hooks = torch::autograd::SavedVariableHooks;
+
+class RegionRecipe final : public Recipe {
+ public:
+  RegionRecipe(std::shared_ptr<Region> region, std::size_t place, std::size_t bytes, int depth)
+      : Recipe(depth), region_(std::move(region)), place_(place), bytes_(bytes) {}
+  ~RegionRecipe() override { region_->drop(place_); }
+
+  [[nodiscard]] Recompute cost() const override { return Recompute::kComputeBound; }
+  [[nodiscard]] std::vector<const SavedStorage*> inputs() const override { return region_->saved_inputs(); }
+  [[nodiscard]] std::uint64_t identity() const override { return c10::get_hash(kWhat, place_); }
+  [[nodiscard]] std::uint64_t run_of_several() const override { return region_->number(); }
+  [[nodiscard]] bool is_given() const override { return region_->is_asked_for(); }
+
+ private:
+  [[nodiscard]] c10::Storage make() override {
+    c10::Storage made = region_->take(place_).storage();
+    TORCH_CHECK(made.nbytes() == bytes_,
+                "ebb::checkpoint: run again in backward, the function saved a tensor of another memory than the first "
+                "time: it must compute the same each time");
+    return made;
+  }
+
+  const std::shared_ptr<Region> region_;
+  const std::size_t place_;
+  const std::size_t bytes_;
+};
 
 [[noreturn]] void refuse_backward_inside() {
   TORCH_CHECK(false,
@@ -135,7 +186,7 @@ class FirstRunsSave final : public Hooks {
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
-    place_ = region_->add(tensor);
+    place_ = region_->add(tensor, /*is_wanted=*/true);
     const AutogradInfo info(tensor);
     handing_ = handing_of(info);
     version_.emplace(tensor, info);
@@ -181,8 +232,13 @@ class SecondRunsSave final : public Hooks {
   std::shared_ptr<Region> region_;  // until packed
 };
 
-Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop)
-    : function_(std::move(function)), early_stop_(early_stop) {
+Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inputs, EarlyStop early_stop,
+               std::shared_ptr<Runtime> planner, Asked asked)
+    : function_(std::move(function)),
+      early_stop_(early_stop),
+      planner_(std::move(planner)),
+      asked_(asked),
+      number_(++regions) {
   for (const at::Tensor& input : inputs) {
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(input); };
     inputs_.push_back({.saved = torch::autograd::SavedVariable(input, /*is_output=*/false),
@@ -191,10 +247,12 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
                                                       : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()),
                        .same = static_cast<std::size_t>(std::ranges::find_if(inputs, is_same) - inputs.begin()),
                        .needs_gradient = input.defined() && input.requires_grad()});
-  }
-  const GuardScope::Target target = GuardScope::current();
-  if (target.runtime != nullptr && target.runtime->plans() != nullptr && target.run == nullptr) {
-    planned_.emplace(target, inputs);
+    if (planner_ != nullptr && input.defined() && input.has_storage()) {
+      const VersionId version(input.unsafeGetTensorImpl()->version_counter());
+      if (const auto saved = planner_->steps().table().find(input.storage(), version)) {
+        saved_inputs_.push_back(saved);
+      }
+    }
   }
 }
 
@@ -206,21 +264,20 @@ bool Region::has_been_replaced(const Input& input) {
 }
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
-  if (planned_ && planned_->stays()) {
-    const auto only =
-        GuardScope::enter(nullptr, [region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
-          if (target.runtime == nullptr) {
-            return nullptr;
-          }
-          std::shared_ptr<RegionSaves> saves = region->planned_->saves_for(*target.runtime);
-          return std::make_unique<SaveHook>(std::move(target), std::move(saves));
-        });
-    return function_(inputs);
-  }
   std::vector<at::Tensor> outputs;
   {
-    const auto first = GuardScope::enter(
-        nullptr, [region = shared_from_this()](const auto&) { return std::make_unique<FirstRunsSave>(region); });
+    const auto first =
+        GuardScope::enter(nullptr, [region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
+          if (region->planner_ == nullptr) {
+            return std::make_unique<FirstRunsSave>(region);
+          }
+          const bool is_planned = target.runtime == region->planner_;  // or under a guard that the function enters
+          return std::make_unique<SaveHook>(std::move(target), [region, is_planned](const at::Tensor& saved) {
+            const std::size_t place = region->add(saved, /*is_wanted=*/false);
+            return !is_planned ? MakeRecipe()
+                               : [region, place, bytes = bytes_of(saved)] { return region->recipe(place, bytes); };
+          });
+        });
     outputs = function_(inputs);
   }
   setting_.forget_unchanged_random_state();
@@ -228,10 +285,36 @@ std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   return outputs;
 }
 
-std::size_t Region::add(const at::Tensor& saved) {
+std::size_t Region::add(const at::Tensor& saved, bool is_wanted) {
   const MutexLock lock(mutex_);
-  saves_.push_back({saved.sizes().vec(), saved.scalar_type()});
+  saves_.push_back({.sizes = saved.sizes().vec(), .dtype = saved.scalar_type(), .alive = is_wanted});
   return saves_.size() - 1;
+}
+
+std::vector<const SavedStorage*> Region::saved_inputs() const {
+  std::vector<const SavedStorage*> inputs;
+  for (const auto& each : saved_inputs_) {
+    if (const auto saved = each.lock()) {  // which the region's own save of the input keeps alive
+      inputs.push_back(saved.get());
+    }
+  }
+  return inputs;
+}
+
+std::unique_ptr<Recipe> Region::recipe(std::size_t place, std::size_t bytes) {
+  int depth = 0;
+  for (const auto& each : saved_inputs_) {
+    const auto saved = each.lock();
+    depth = std::max(depth, saved == nullptr ? 0 : saved->recipe_depth());
+  }
+  if (depth + 1 > kMaxRecipeDepth) {
+    return nullptr;
+  }
+  {
+    const MutexLock lock(mutex_);
+    saves_[place].alive = true;
+  }
+  return std::make_unique<RegionRecipe>(shared_from_this(), place, bytes, depth + 1);
 }
 
 bool Region::collect(const at::Tensor& saved, bool is_filled) {
@@ -251,6 +334,10 @@ bool Region::collect(const at::Tensor& saved, bool is_filled) {
   if (Save& save = saves_[place]; save.alive) {
     earlier = std::exchange(save.collected, saved);
     save.second_version.emplace(saved, AutogradInfo(saved));
+    if (planner_ != nullptr) {
+      save.held.emplace(
+          planner_->residency().ledger().hold(saved.storage().nbytes(), DeviceAccount::Held::What::kRecomputed));
+    }
   }
   second_.is_left = early_stop_ == EarlyStop::kYes && place >= second_.last_alive && !second_.operation_fills;
   ++second_.next;
@@ -273,6 +360,7 @@ at::Tensor Region::find(std::size_t place) {
       taken = save.taken;
     } else if (version->holds()) {
       save.collected.reset();
+      save.held.reset();
       save.taken.remember(tensor);
     }
   }
@@ -291,9 +379,6 @@ at::Tensor Region::take(std::size_t place) {
   }
   if (at::Tensor tensor = find(place); tensor.defined()) {
     return tensor;
-  }
-  if (planned_) {
-    planned_->needed();
   }
   process_.lock(run_mutex_, kWhat);
   const MutexLock one_at_a_time(run_mutex_, std::adopt_lock);
@@ -318,6 +403,7 @@ void Region::drop(std::size_t place) {
   const MutexLock lock(mutex_, std::adopt_lock);
   saves_[place].alive = false;
   saves_[place].taken = {};
+  saves_[place].held.reset();
   unwanted = std::exchange(saves_[place].collected, {});
 }
 
@@ -339,7 +425,6 @@ std::vector<at::Tensor> Region::unpack_inputs() {
 }
 
 void Region::run_again() {
-  const StepRecorder::ClockPause pause = planned_ ? planned_->pause() : StepRecorder::ClockPause(nullptr);
   const std::vector<at::Tensor> inputs = unpack_inputs();
   {
     const MutexLock lock(mutex_);
@@ -368,18 +453,14 @@ void Region::run_again() {
     }
   }
   put_random_state_back_if_left();
-  if (planned_) {
-    std::vector<at::Tensor> collected;
-    {
-      const MutexLock lock(mutex_);
-      for (const Save& save : saves_) {
-        if (save.collected.defined()) {
-          collected.push_back(save.collected);
-        }
-      }
-    }
-    planned_->second_run_saved(collected, inputs);
-  }
+}
+
+// The calling thread's place for a region: whether the plan of a guard's offloader would decide about the saves.
+std::shared_ptr<Runtime> planner_here() {
+  const GuardScope::Target target = GuardScope::current();
+  const bool is_planned =
+      target.runtime != nullptr && target.runtime->plans() != nullptr && target.run == nullptr && !in_backward();
+  return is_planned ? target.runtime : nullptr;
 }
 
 }  // namespace
@@ -390,7 +471,17 @@ std::vector<at::Tensor> checkpoint(CheckpointedFunction function, const std::vec
     return function(inputs);
   }
   install_engine();
-  return std::make_shared<Region>(std::move(function), inputs, early_stop)->run(inputs);
+  return std::make_shared<Region>(std::move(function), inputs, early_stop, planner_here(), Asked::kYes)->run(inputs);
+}
+
+std::vector<at::Tensor> recomputable(CheckpointedFunction function, const std::vector<at::Tensor>& inputs) {
+  std::shared_ptr<Runtime> planner = at::GradMode::is_enabled() ? planner_here() : nullptr;
+  if (planner == nullptr) {
+    return function(inputs);
+  }
+  install_engine();
+  return std::make_shared<Region>(std::move(function), inputs, EarlyStop::kNo, std::move(planner), Asked::kNo)
+      ->run(inputs);
 }
 
 }  // namespace ebb

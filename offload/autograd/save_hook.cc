@@ -12,7 +12,12 @@ namespace ebb {
 
 void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   const GuardScope::Target target = std::exchange(target_, {});
-  const std::shared_ptr<RegionSaves> region = std::exchange(region_, nullptr);
+  const OfRegion of_region = std::exchange(of_region_, nullptr);
+  MakeRecipe make_recipe = of_region == nullptr ? nullptr : of_region(tensor);
+  if (target.runtime == nullptr) {
+    saved_.emplace(tensor);
+    return;
+  }
   Runtime& runtime = *target.runtime;
   runtime.check_process();
   DeferredCopies::of_this_thread().start_finished();
@@ -34,7 +39,7 @@ void SaveHook::call_pack_hook(const at::Tensor& tensor) {
   runtime_ = target.runtime;
   const std::shared_ptr<SavedStep> step = target.scope->step(target.runtime);
   const bool is_filled = info.grad_fn() != nullptr;  // Note [Saved before it is filled] in deferred_copies.h
-  saved_.emplace(tensor, info, runtime.save(tensor, step, is_filled, region.get()));
+  saved_.emplace(tensor, info, runtime.save(tensor, step, is_filled, std::move(make_recipe)));
   log(tensor, info);
 }
 

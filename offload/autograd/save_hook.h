@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -9,11 +10,10 @@
 
 #include "offload/accounts/device_account.h"
 #include "offload/autograd/guard_scope.h"
+#include "offload/cache/recipe.h"
 #include "offload/tensors/saved_tensor.h"
 
 namespace ebb {
-
-struct RegionSaves;
 
 // Note [CUDA graphs]
 // A captured graph holds addresses, and ebb does not know when the graph is replayed. So tensors that are saved while
@@ -27,10 +27,13 @@ struct RegionSaves;
 // Threads: autograd packs once, on the saving thread; unpacks any number of times, on any thread, also several at once.
 class SaveHook final : public torch::autograd::SavedVariableHooks {
  public:
-  // `target`: where the save goes; its runtime is not null, and its scope must live until call_pack_hook returns.
-  // `region`: the checkpointed region that runs and whose saves stay, whatever the policy would say; null for none.
-  explicit SaveHook(GuardScope::Target target, std::shared_ptr<RegionSaves> region = nullptr)
-      : target_(std::move(target)), region_(std::move(region)) {}
+  // Told of what a checkpointed region saves. Says how to make the save again.
+  using OfRegion = std::function<MakeRecipe(const at::Tensor& saved)>;
+
+  // `target`: where the save goes; its scope must live until call_pack_hook returns. With a null runtime the tensor is
+  // kept as it is. `of_region`: of the region that runs; null for none.
+  explicit SaveHook(GuardScope::Target target, OfRegion of_region = nullptr)
+      : target_(std::move(target)), of_region_(std::move(of_region)) {}
   ~SaveHook() override;
 
   // Throws what Runtime::save throws, and c10::Error in a forked child.
@@ -44,8 +47,8 @@ class SaveHook final : public torch::autograd::SavedVariableHooks {
  private:
   void log(const at::Tensor& tensor, const AutogradInfo& info);
 
-  GuardScope::Target target_;  // empty once packed, as is region_
-  std::shared_ptr<RegionSaves> region_;
+  GuardScope::Target target_;  // empty once packed, as is of_region_
+  OfRegion of_region_;
   std::shared_ptr<Runtime> runtime_;         // once packed; null where the save is passed through
   std::optional<SavedTensor> saved_;         // once packed
   std::optional<DeviceAccount::Held> held_;  // where the policy passed the save through

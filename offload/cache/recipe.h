@@ -1,8 +1,17 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include <c10/core/Storage.h>
 
+#include "policy/policy.h"
+
 namespace ebb {
+
+class SavedStorage;
 
 // How to make a storage's bytes again.
 //
@@ -16,11 +25,29 @@ class Recipe {
   // How many recipes run one inside the other to make the bytes; at least 1.
   [[nodiscard]] int depth() const { return depth_; }
 
+  [[nodiscard]] virtual Recompute cost() const = 0;
+
+  // What it begins from of what ebb has saved.
+  [[nodiscard]] virtual std::vector<const SavedStorage*> inputs() const = 0;
+
+  // Equal for recipes that do the same, whatever the sizes.
+  [[nodiscard]] virtual std::uint64_t identity() const = 0;
+
+  // The number of the run in which recipes make their bytes together; 0: this one runs by itself.
+  [[nodiscard]] virtual std::uint64_t run_of_several() const { return 0; }
+
+  // Whether the program itself has said that the bytes can be made again.
+  [[nodiscard]] virtual bool is_given() const { return false; }
+
+  // Copies what the recipe begins from that nothing else keeps. To be called once, in the operation that the recipe was
+  // found in. Throws c10::OutOfMemoryError.
+  virtual void settle() {}
+
   // Makes the bytes by work on the calling thread's current stream and returns them. Throws the errors of fetching an
   // input and of the operation, c10::OutOfMemoryError among them; the caller may then call run() again.
   [[nodiscard]] c10::Storage run();
 
-  // Whether a recipe runs on the calling thread.
+  // Whether a recipe that runs by itself runs on the calling thread. (The others run the program's own code.)
   [[nodiscard]] static bool runs_here();
 
  protected:
@@ -31,5 +58,8 @@ class Recipe {
 
   const int depth_;
 };
+
+// Makes the recipe of one save; null for none. Empty: the log of operations is asked.
+using MakeRecipe = std::function<std::unique_ptr<Recipe>()>;
 
 }  // namespace ebb

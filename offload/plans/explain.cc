@@ -39,7 +39,7 @@ std::string_view why(const StorageRecord& storage, Decision decision, bool met) 
     case Decision::kRecompute:
       break;
   }
-  return storage.movable ? "less than copying" : "there is no room";
+  return "less than copying";
 }
 
 // One row for each operation, decision and reason, the row with the most bytes first.
@@ -51,8 +51,12 @@ std::vector<Row> rows_of(const StepPlanner::Known& known, bool met) {
     const std::string_view name = known.signature[i].operation;
     Row& row = found[{name, decision, why(storage, decision, met)}];
     ++row.storages;
-    row.bytes += storage.movable ? known.signature[i].bytes : storage.bytes;
-    row.recompute_ms += storage.recompute_ms;
+    row.bytes += known.signature[i].bytes;
+    std::size_t together = 0;  // dropped ones that one run makes
+    for_each_made_with(known.record, static_cast<std::uint32_t>(i), [&](std::uint32_t made) {
+      together += known.plan->decisions[made] == Decision::kRecompute ? 1 : 0;
+    });
+    row.recompute_ms += together == 0 ? 0 : storage.recompute_ms / static_cast<double>(together);
   }
   std::vector<Row> rows;
   for (auto& [key, row] : found) {

@@ -12,11 +12,11 @@
 #include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"
 #include "offload/base/log.h"
+#include "offload/cache/recipe.h"
 #include "offload/cache/residency.h"
 #include "offload/managed/managed_set.h"
 #include "offload/plans/explain.h"
 #include "offload/plans/measure_link.h"
-#include "offload/recompute/log_recipe.h"
 #include "offload/recording/step_recorder.h"
 #include "offload/recording/use_log.h"
 #include "offload/steps/saved_storage.h"
@@ -64,25 +64,14 @@ void count(int& steps, int many, const std::string& before, const std::string& a
 }
 
 // The indices in the recorded step of those storages that are in it.
-template <typename Pointer>
-std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<Pointer>& storages) {
+std::vector<std::uint32_t> indices_in(const StepRecorder& recorder, const std::vector<const SavedStorage*>& storages) {
   std::vector<std::uint32_t> indices;
-  for (const Pointer& storage : storages) {
-    if (const auto index = storage == nullptr ? std::nullopt : storage->index_in(recorder)) {
+  for (const SavedStorage* const storage : storages) {
+    if (const auto index = storage->index_in(recorder)) {
       indices.push_back(*index);
     }
   }
   return indices;
-}
-
-std::vector<const SavedStorage*> inputs_of(const LogRecipe* recipe) {
-  std::vector<const SavedStorage*> inputs;
-  if (recipe != nullptr) {
-    for (const auto& root : recipe->roots()) {
-      inputs.push_back(root->use ? root->use->storage().get() : nullptr);
-    }
-  }
-  return inputs;
 }
 
 }  // namespace
@@ -106,50 +95,24 @@ std::shared_ptr<ManagedSet> PlanFollower::managed() {
 }
 
 Decision PlanFollower::decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                              const LogRecipe* recipe) {
+                              const Recipe* recipe) {
   const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
   const Decision decision = [&] {
     const MutexLock lock(mutex_);
     const Decision decided = decide_locked(candidate, step, managed.get());
     const std::shared_ptr<StepRecorder> recorder = step.recorder();
-    const std::uint32_t index = recorder == nullptr
-                                    ? 0
-                                    : recorder->saved(tensor.storage(), candidate.recompute,
-                                                      indices_in(*recorder, inputs_of(recipe)), saved.held_by_ebb());
+    std::uint32_t index = 0;
+    if (recorder != nullptr) {
+      using Inputs = std::vector<const SavedStorage*>;
+      index = recorder->saved(tensor.storage(), candidate.recompute,
+                              indices_in(*recorder, recipe == nullptr ? Inputs() : recipe->inputs()),
+                              saved.held_by_ebb(), recipe == nullptr ? 0 : recipe->run_of_several());
+    }
     saved.enter_step(static_cast<std::uint32_t>(candidate.ordinal), recorder, index);
     return decided;
   }();
   make_room(step, candidate.ordinal, managed.get());
   return decision;
-}
-
-PlanFollower::RegionsPlace PlanFollower::region_begins(const std::vector<at::Tensor>& inputs, SavedStep& step) {
-  Candidate candidate;
-  candidate.region = true;
-  candidate.operation = "ebb::checkpoint";
-  candidate.recompute = Recompute::kComputeBound;
-  std::vector<std::shared_ptr<SavedStorage>> saved;  // of the inputs, as far as they are saved
-  for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.has_storage()) {
-      saved.push_back(steps_.table().find(input.storage(), VersionId(input.unsafeGetTensorImpl()->version_counter())));
-    }
-  }
-  const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
-  RegionsPlace place;
-  step.began();
-  auto ended = c10::make_scope_exit([&step] { step.ended(); });  // if no plan meets the budget
-  {
-    const MutexLock lock(mutex_);
-    place.stays = decide_locked(candidate, step, managed.get()) == Decision::kKeep;
-    place.recorder = step.recorder();
-    place.ordinal = static_cast<std::uint32_t>(candidate.ordinal);
-    if (place.recorder != nullptr) {
-      place.index = place.recorder->region_begins(indices_in(*place.recorder, saved));
-    }
-  }
-  ended.release();
-  make_room(step, candidate.ordinal, managed.get());
-  return place;
 }
 
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.

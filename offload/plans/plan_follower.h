@@ -18,8 +18,8 @@
 
 namespace ebb {
 
-class LogRecipe;
 class ManagedSet;
+class Recipe;
 class Residency;
 class SavedStep;
 class SavedStorage;
@@ -27,7 +27,7 @@ class StepRecorder;
 class Steps;
 
 // Under a budget has steps recorded, plans made from the records, and the plans followed and checked. A plan decides
-// about saved storages and checkpointed regions, and about the bound of managed storages if the program has left that
+// about saved storages, and about the bound of managed storages if the program has left that
 // open.
 //
 // Note [A plan is checked]
@@ -50,21 +50,11 @@ class PlanFollower {
 
   // As Decider::decide, for a candidate whose ordinal is not known yet.
   [[nodiscard]] Decision decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                                const LogRecipe* recipe);
+                                const Recipe* recipe);
 
   // Says that no block was free for a storage of so many bytes that was to be offloaded. Warns once that the budget may
   // be exceeded. Later plans offload no more than there is when backward begins.
   void found_no_room(SavedStep& step, std::uint64_t bytes);
-
-  // What is decided about a checkpointed region, and its place in the step.
-  struct RegionsPlace {
-    bool stays = false;                      // whether the region's saves stay on the device
-    std::shared_ptr<StepRecorder> recorder;  // of the step; null for none
-    std::uint32_t index = 0;                 // of the region, in the recorder's record
-    std::uint32_t ordinal = 0;               // as Candidate::ordinal
-  };
-  // Says that a checkpointed region begins that has saved `inputs`.
-  [[nodiscard]] RegionsPlace region_begins(const std::vector<at::Tensor>& inputs, SavedStep& step);
 
   // Says that a backward pass begins on this thread, probably on `step`. Shrinks the stash to what the plan's schedule
   // allows in backward. Returns whether there is a plan.

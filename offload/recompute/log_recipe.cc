@@ -224,7 +224,9 @@ class LogRecipe::Search {
     if (root->save != nullptr && root->save->version.holds()) {
       if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
         const bool is_target = saved->source().identity() == target_;  // in another version
-        if (!is_target && !saved->residency()->forked() && !saved->source_has_changed()) {
+        // What a region makes with all the rest of it is no place to begin from.
+        if (!is_target && !saved->is_made_in_run_of_several() && !saved->residency()->forked() &&
+            !saved->source_has_changed()) {
           root->use.emplace(std::move(saved));
           return root;
         }
@@ -262,10 +264,19 @@ std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Te
   return search.make(id) ? search.recipe(tensor, id) : nullptr;
 }
 
-bool LogRecipe::makes(const c10::Storage& bytes) {
-  const c10::Storage made = run();
+bool same_bytes(const c10::Storage& one, const c10::Storage& other) {
   const Below below;
-  return at::equal(all_bytes(made, device_), all_bytes(bytes, device_));
+  return at::equal(all_bytes(one, one.device()), all_bytes(other, other.device()));
+}
+
+std::vector<const SavedStorage*> LogRecipe::inputs() const {
+  std::vector<const SavedStorage*> inputs;
+  for (const auto& root : roots_) {
+    if (root->use) {
+      inputs.push_back(root->use->storage().get());
+    }
+  }
+  return inputs;
 }
 
 void LogRecipe::settle() {

@@ -38,10 +38,11 @@ class LogRecipe final : public Recipe {
   // none, none within kMaxRecipeDepth, or where an operation ran on another stream than the current one.
   [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor);
 
-  [[nodiscard]] Recompute cost() const { return cost_; }
+  [[nodiscard]] Recompute cost() const override { return cost_; }
+  [[nodiscard]] std::vector<const SavedStorage*> inputs() const override;
 
-  // Equal for recipes of the same operations on tensors of the same dtypes, whatever the sizes.
-  [[nodiscard]] std::uint64_t identity() const { return identity_; }
+  // Of the same operations on tensors of the same dtypes.
+  [[nodiscard]] std::uint64_t identity() const override { return identity_; }
 
   // A value that the recipe begins from.
   struct Root {
@@ -53,12 +54,7 @@ class LogRecipe final : public Recipe {
   };
   [[nodiscard]] const std::vector<std::unique_ptr<Root>>& roots() const { return roots_; }
 
-  // Whether the recipe makes these bytes. The calling thread waits for the device. Throws what run() throws.
-  [[nodiscard]] bool makes(const c10::Storage& bytes);
-
-  // Copies what the recipe begins from that autograd has not saved. To be called once, in the operation that the recipe
-  // was found in.
-  void settle();
+  void settle() override;
 
  private:
   class Search;
@@ -77,5 +73,8 @@ class LogRecipe final : public Recipe {
   Recompute cost_ = Recompute::kMemoryBound;
   std::uint64_t identity_ = 0;
 };
+
+// Whether the two, on one device, have the same bytes. The calling thread waits for the device.
+[[nodiscard]] bool same_bytes(const c10::Storage& one, const c10::Storage& other);
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <utility>
 
 #include "offload/accounts/gauge.h"
@@ -27,18 +28,8 @@ bool StepRecorder::is_on(c10::Stream stream) const {
 }
 
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
-                                  std::weak_ptr<const void> held) {
+                                  std::weak_ptr<const void> held, std::uint64_t run) {
   StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
-  return add({storage.getWeakStorageImpl(), std::move(held), std::move(record)});
-}
-
-std::uint32_t StepRecorder::region_begins(std::vector<std::uint32_t> inputs) {
-  StorageRecord record{.movable = false, .recompute = Recompute::kComputeBound, .inputs = std::move(inputs)};
-  const c10::weak_intrusive_ptr<c10::StorageImpl> none{c10::intrusive_ptr<c10::StorageImpl>()};
-  return add({none, {}, std::move(record), /*idle=*/true});
-}
-
-std::uint32_t StepRecorder::add(Storage storage) {
   std::uint32_t index = 0;
   {
     const MutexLock lock(mutex_);
@@ -46,20 +37,11 @@ std::uint32_t StepRecorder::add(Storage storage) {
       return 0;
     }
     index = static_cast<std::uint32_t>(storages_.size());
-    storages_.push_back(std::move(storage));
-    if (!storages_.back().idle) {
-      in_use_.push_back(index);
-    }
+    storages_.push_back({storage.getWeakStorageImpl(), std::move(held), std::move(record), run});
+    in_use_.push_back(index);
   }
   mark(What::kSaved, index);
   return index;
-}
-
-void StepRecorder::region_saves(std::uint32_t index, std::uint64_t bytes) noexcept {
-  const MutexLock lock(mutex_);
-  if (!over_) {
-    storages_[index].record.bytes = bytes;
-  }
 }
 
 void StepRecorder::kept(std::uint32_t index) noexcept {
@@ -276,6 +258,13 @@ StepRecord StepRecorder::record() const {
     result.storages.push_back(storage.record);
   }
   Clock clock(*this);
+  std::map<std::uint64_t, std::uint64_t> made_in;  // bytes, by run
+  for (const Storage& storage : storages_) {
+    made_in[storage.run] += storage.record.recompute == Recompute::kNo ? 0 : storage.record.bytes;
+  }
+  const auto made_bytes = [&](std::uint32_t index) EBB_REQUIRES(mutex_) {
+    return storages_[index].run == 0 ? storages_[index].record.bytes : made_in[storages_[index].run];
+  };
   double ms = 0;
   double ms_before = 0;  // the time of the mark before
   for (const Mark& mark : marks_) {
@@ -317,12 +306,7 @@ StepRecord StepRecorder::record() const {
           StorageRecord& storage = result.storages[mark.index];
           const Clock::Pause& recipe = clock.ended();
           storage.recompute_ms = recipe.own_ms;
-          if (storage.movable) {
-            storage.recompute_bytes = less(recipe.peak_bytes, recipe.bytes_before + storage.bytes);
-          } else if (!clock.in_pause()) {  // what a region's second run took besides the bytes that it saved
-            std::uint64_t& other = result.other.back().bytes;
-            other = std::max(other, less(recipe.peak_bytes, storage.bytes));
-          }
+          storage.recompute_bytes = less(recipe.peak_bytes, recipe.bytes_before + made_bytes(mark.index));
         }
         break;
     }
@@ -333,7 +317,39 @@ StepRecord StepRecorder::record() const {
     storage.bytes = storages_[i].idle ? storage.bytes : 0;
     storage.released_ms = storages_[i].released ? storage.released_ms : result.end_ms;
   }
+  put_together(result);
   return result;
+}
+
+// Joins what one run makes. The storage that was needed first has the run's time and memory, and the others, for which
+// nothing was run, get both from there.
+void StepRecorder::put_together(StepRecord& record) const {
+  std::map<std::uint64_t, std::uint32_t> last;  // by run
+  for (std::uint32_t i = 0; i < storages_.size(); ++i) {
+    StorageRecord& storage = record.storages[i];
+    if (storages_[i].run == 0 || storage.recompute == Recompute::kNo) {
+      continue;
+    }
+    const auto [before, is_first] = last.try_emplace(storages_[i].run, i);
+    if (!is_first) {
+      StorageRecord& other = record.storages[before->second];
+      storage.made_with = other.made_with == StorageRecord::kAlone ? before->second : other.made_with;
+      other.made_with = i;
+      before->second = i;
+    }
+  }
+  for (const auto& [run, i] : last) {
+    double ms = 0;
+    std::uint64_t bytes = 0;
+    for_each_made_with(record, i, [&](std::uint32_t each) {
+      ms = std::max(ms, record.storages[each].recompute_ms);
+      bytes = std::max(bytes, record.storages[each].recompute_bytes);
+    });
+    for_each_made_with(record, i, [&](std::uint32_t each) {
+      record.storages[each].recompute_ms = ms;
+      record.storages[each].recompute_bytes = bytes;
+    });
+  }
 }
 
 }  // namespace ebb

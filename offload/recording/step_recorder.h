@@ -58,17 +58,12 @@ class StepRecorder {
   [[nodiscard]] bool is_on(c10::Stream stream) const;
 
   // Notes that a storage is about to be saved, and returns its index. `recompute`, `inputs`: as in StorageRecord.
-  // `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has let go
-  // of the storage when nothing but this reference is left; an object of Python's, idle or not, counts as the
+  // `run`: the number of the run that makes the storage again together with others, as Recipe::run_of_several(); 0 for
+  // none. `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has
+  // let go of the storage when nothing but this reference is left; an object of Python's, idle or not, counts as the
   // program's.
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
-                      std::weak_ptr<const void> held = {});
-
-  // Notes that a checkpointed region begins, and returns its index. The region is run again in a ClockPause of its own,
-  // and region_saves() has been told by the end of that pause how many bytes the run has saved. The most memory that
-  // the run took besides these bytes is other memory at the region's need.
-  std::uint32_t region_begins(std::vector<std::uint32_t> inputs);
-  void region_saves(std::uint32_t index, std::uint64_t bytes) noexcept;
+                      std::weak_ptr<const void> held = {}, std::uint64_t run = 0);
 
   // Notes that the storage stays on the device, whatever the policy has decided.
   void kept(std::uint32_t index) noexcept;
@@ -101,7 +96,7 @@ class StepRecorder {
 
   // While a ClockPause lives, the stream's work is ebb's, and no time passes in the record. `index`: of the storage
   // whose recipe runs in the pause, or kManaged for a wait for managed storages. Pauses nest; the pauses inside of a
-  // recipe's are for its inputs, or are waits for managed storages amid its operations or a region's.
+  // recipe's are for its inputs, or are waits for managed storages amid its operations.
   class ClockPause {
    public:
     static constexpr std::uint32_t kNoRecipe = 0xFFFFFFFF;
@@ -143,6 +138,7 @@ class StepRecorder {
     c10::weak_intrusive_ptr<c10::StorageImpl> source;
     std::weak_ptr<const void> held;
     StorageRecord record;
+    std::uint64_t run = 0;
     bool idle = false;
     bool needed = false;  // `idle` changes no more, once this need is marked
     bool released = false;
@@ -156,6 +152,7 @@ class StepRecorder {
   void add_mark(What what, std::uint32_t index, c10::Stream stream, const DeviceUse& use) EBB_REQUIRES(mutex_);
   class Clock;
   [[nodiscard]] StepRecord record() const EBB_REQUIRES(mutex_);
+  void put_together(StepRecord& record) const EBB_REQUIRES(mutex_);
 
   const std::shared_ptr<Tier> tier_;
   const std::shared_ptr<DeviceAccount> account_;

@@ -42,15 +42,18 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 
 Decider::~Decider() = default;
 
-Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step) {
-  Found found = find_recipe(tensor, step);
-  LogRecipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
+Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+                                 const MakeRecipe& make_recipe) {
+  Found found = find_recipe(tensor, step, make_recipe);
+  const Recipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
   std::string operation;
   if (needs_operation_) {
     if (const auto& grad_fn = tensor.grad_fn()) {
       operation = grad_fn->name();
+    } else if (make_recipe != nullptr) {
+      operation = "in a checkpointed region";
     }
     candidate.operation = operation;
   }
@@ -68,27 +71,43 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
 // So a recipe is proven before anything is dropped for it: the bytes stay or move, and where backward asks for them,
 // the recipe makes them beside, from what is there then, and the two are compared. A proof holds for a place in a step
 // and the sequence of operations there, whatever the sizes, until one is refuted.
-Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step) {
-  OperationLog* const log = needs_recipes_ && !in_backward() ? OperationLog::here() : nullptr;
-  if (log == nullptr || !tensor.requires_grad() || !log->sees()) {
+Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe) {
+  if (!needs_recipes_ || in_backward()) {
     return {};
   }
+  OperationLog* const log = OperationLog::here();
+  if (make_recipe == nullptr && (log == nullptr || !log->sees() || !tensor.requires_grad())) {
+    return {};
+  }
+  constexpr std::uint64_t kMostPlaces = std::uint64_t{1} << 14;  // a step may have no end: Note [Steps that never end]
   const std::uint64_t place = step.next_search();
-  if (place == 0) {  // no save of an earlier step is begun from
+  if (place == 0 && log != nullptr) {  // no save of an earlier step is begun from
     constexpr std::size_t kBeforeTheFirstSave = 256;
     log->forget_but(kBeforeTheFirstSave);
   }
-  constexpr std::uint64_t kMostPlaces = std::uint64_t{1} << 14;  // a step may have no end: Note [Steps that never end]
   if (place >= kMostPlaces) {
     return {};
   }
-  Found found{.recipe = LogRecipe::find(*log, tensor)};
-  if (found.recipe == nullptr) {
-    return {};
+  Found found = make_recipe == nullptr ? found_in(*log, tensor) : Found{.recipe = make_recipe()};
+  if (found.recipe != nullptr) {
+    look_for_proof(found, place);
   }
-  const std::optional<bool> may = plans_ == nullptr ? std::optional(true) : plans_->leaves().may_compute(*found.recipe);
-  if (!may.value_or(false)) {
-    return {.recipe = nullptr, .is_awaited = !may};
+  return found;
+}
+
+Decider::Found Decider::found_in(const OperationLog& log, const at::Tensor& tensor) {
+  auto recipe = LogRecipe::find(log, tensor);
+  if (recipe == nullptr || plans_ == nullptr) {
+    return {.recipe = std::move(recipe)};
+  }
+  const std::optional<bool> may = plans_->leaves().may_compute(*recipe);
+  return may.value_or(false) ? Found{.recipe = std::move(recipe)} : Found{.recipe = nullptr, .is_awaited = !may};
+}
+
+void Decider::look_for_proof(Found& found, std::uint64_t place) {
+  if (found.recipe->is_given()) {
+    found.is_proven = true;
+    return;
   }
   found.proof = c10::hash_combine(place, found.recipe->identity());
   Proof known;
@@ -108,14 +127,13 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step) {
   if (known.holds && !*known.holds) {
     found.recipe = nullptr;
   }
-  return found;
 }
 
-void Decider::prove(std::uint64_t proof, LogRecipe& recipe, const c10::Storage& bytes) noexcept {
+void Decider::prove(std::uint64_t proof, Recipe& recipe, const c10::Storage& bytes) noexcept {
   try {
     bool holds = false;
     try {
-      holds = recipe.makes(bytes);
+      holds = same_bytes(recipe.run(), bytes);
     } catch (const c10::OutOfMemoryError&) {  // another step may have room
       return;
     } catch (const std::exception&) {  // the operations cannot be run again like this

@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/cache/recipe.h"
 #include "offload/options.h"
 #include "offload/stats.h"
 #include "policy/policy.h"
@@ -17,7 +18,7 @@
 
 namespace ebb {
 
-class LogRecipe;
+class OperationLog;
 class PlanFollower;
 class Residency;
 class SavedStep;
@@ -46,7 +47,7 @@ class Decider {
 
   // How to make a storage's bytes again.
   struct Found {
-    std::unique_ptr<LogRecipe> recipe;  // null for none, or none looked for
+    std::unique_ptr<Recipe> recipe;  // null for none, or none looked for
     bool is_proven = false;
     bool is_awaited = false;  // a later step may have a proven one
     std::uint64_t proof = 0;  // for prove()
@@ -57,11 +58,12 @@ class Decider {
   };
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
   // Throws what the policy throws, and c10::Error where a budget cannot be met.
-  [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step);
+  [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+                               const MakeRecipe& make_recipe);
 
   // Runs the recipe and compares what it makes with the storage's bytes, which are there: Note [Proofs]. The calling
   // thread waits for the device.
-  void prove(std::uint64_t proof, LogRecipe& recipe, const c10::Storage& bytes) noexcept;
+  void prove(std::uint64_t proof, Recipe& recipe, const c10::Storage& bytes) noexcept;
 
   // Says that a backward pass begins on this thread, probably on `step`. Returns whether the first copies in should
   // start at once: under a plan, or where steps wait for copies, unless another of the thread's steps is in use, which
@@ -73,7 +75,9 @@ class Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& stats);
 
  private:
-  [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step);
+  [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe);
+  [[nodiscard]] Found found_in(const OperationLog& log, const at::Tensor& tensor);
+  void look_for_proof(Found& found, std::uint64_t place);
   [[nodiscard]] Decision ask_policy(Candidate& candidate, SavedStep& step);
   void warn_of_head(SavedStep& step);
 

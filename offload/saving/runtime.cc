@@ -13,7 +13,7 @@
 #include "offload/base/interpreter.h"
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
-#include "offload/recompute/log_recipe.h"
+#include "offload/recompute/operation_log.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
@@ -22,7 +22,7 @@ namespace ebb {
 namespace {
 
 // A recipe that is only to be proven is not worth an error of the program's.
-bool settled(LogRecipe& recipe) {
+bool settled(Recipe& recipe) {
   try {
     recipe.settle();
     return true;
@@ -57,40 +57,33 @@ std::optional<DeviceAccount::Held> Runtime::pass_through(const at::Tensor& tenso
 }
 
 std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                            bool is_filled, RegionSaves* region) {
+                                            bool is_filled, MakeRecipe make_recipe) {
   Counters& counters = residency_.ledger().counters();
   const c10::Storage& storage = tensor.storage();
   residency_.ledger().expect_request(storage.nbytes());
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const VersionId version(counter);
-  std::shared_ptr<SavedStorage> saved = region == nullptr ? nullptr : steps_.table().find(storage, version);
-  bool is_new = false;
-  if (saved == nullptr) {
-    StorageTable& table = region == nullptr ? steps_.table() : region->table;
-    std::tie(saved, is_new) = table.find_or_insert(storage, version, [&] {
-      return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter);
-    });
-  }
+  const auto [saved, is_new] = steps_.table().find_or_insert(storage, version, [&] {
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter);
+  });
   if (is_new) {
     OperationLog* const log = decider_.needs_recipes() && !in_backward() ? OperationLog::here() : nullptr;
-    if (region != nullptr) {
-      saved->enter_step(region->ordinal, nullptr, 0);
-      stay(*saved, KeptReason::kPolicy);
-    } else if (log != nullptr && log->is_open()) {  // Note [What is an operation] in operation_log.h
-      log->at_end([runtime = shared_from_this(), entered = std::weak_ptr(saved), tensor, step, version](bool failed) {
+    if (log != nullptr && log->is_open()) {  // Note [What is an operation] in operation_log.h
+      log->at_end([runtime = shared_from_this(), entered = std::weak_ptr(saved), tensor, step, version,
+                   make_recipe = std::move(make_recipe)](bool failed) {
         const WithoutInterpreterLock without;
         const std::shared_ptr<SavedStorage> saved = entered.lock();
         if (saved == nullptr) {
           return;
         }
         if (!failed && version == VersionId(tensor.unsafeGetTensorImpl()->version_counter())) {
-          runtime->place_or_keep(saved, tensor, *step, /*is_filled=*/true);
+          runtime->place_or_keep(saved, tensor, *step, /*is_filled=*/true, make_recipe);
         } else {  // written to by the operation itself
           runtime->stay(*saved, KeptReason::kDeferred);
         }
       });
     } else {
-      place_or_keep(saved, tensor, *step, is_filled);
+      place_or_keep(saved, tensor, *step, is_filled, make_recipe);
     }
   } else {
     counters.deduplicated.add(saved->bytes());
@@ -100,9 +93,9 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
 }
 
 void Runtime::place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
-                            bool is_filled) {
+                            bool is_filled, const MakeRecipe& make_recipe) {
   auto failed = c10::make_scope_exit([&saved] { saved->stays(); });  // another thread may share the storage
-  place(saved, tensor, step, is_filled);
+  place(saved, tensor, step, is_filled, make_recipe);
   failed.release();
 }
 
@@ -115,9 +108,9 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 }
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
-                    bool is_filled) {
+                    bool is_filled, const MakeRecipe& make_recipe) {
   const std::uint64_t bytes = saved->bytes();
-  auto [decision, found] = decider_.decide(tensor, *saved, step);
+  auto [decision, found] = decider_.decide(tensor, *saved, step, make_recipe);
   if (found.recipe != nullptr) {
     if (decision == Decision::kRecompute && found.is_proven) {
       found.recipe->settle();

@@ -22,12 +22,6 @@
 
 namespace ebb {
 
-// The saves of one checkpointed region that a plan keeps.
-struct RegionSaves {
-  const std::uint32_t ordinal;  // the region's, as Candidate::ordinal
-  StorageTable table;
-};
-
 // What an Offloader owns, and what the saves made under its guards keep alive after the Offloader: the decider, the
 // steps, and the residency of their storages. A Runtime is always held by a std::shared_ptr, which
 // make_shared_unless_forked makes if the process may fork.
@@ -89,17 +83,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // `is_filled`: false where the operation that saves the tensor may fill the tensor afterwards. A copy then starts
   // once the operation is over (Note [Saved before it is filled] in deferred_copies.h).
   //
-  // `region`: the checkpointed region that the tensor is saved in, if a plan keeps the region. A storage that is not
-  // saved already then stays, and the policy is not asked. Storages in `region` are unknown outside of the region:
-  // there the policy is asked about them as if the region's function ran a second time.
+  // `make_recipe`: as for Decider::decide.
   [[nodiscard]] std::shared_ptr<SavedStorage> save(const at::Tensor& tensor, const std::shared_ptr<SavedStep>& step,
-                                                   bool is_filled = true, RegionSaves* region = nullptr);
+                                                   bool is_filled = true, MakeRecipe make_recipe = nullptr);
 
  private:
   void stay(SavedStorage& saved, KeptReason reason);
   void place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
-                     bool is_filled);
-  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled);
+                     bool is_filled, const MakeRecipe& make_recipe);
+  void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,
+             const MakeRecipe& make_recipe);
   void warn_if_host_memory_is_short();
 
   const Options options_;

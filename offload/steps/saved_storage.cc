@@ -99,6 +99,11 @@ int SavedStorage::recipe_depth() {
   return bytes_.recipe() == nullptr ? 0 : bytes_.recipe()->depth();
 }
 
+bool SavedStorage::is_made_in_run_of_several() {
+  const MutexLock lock(mutex_);
+  return bytes_.recipe() != nullptr && bytes_.recipe()->run_of_several() != 0;
+}
+
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,
                               std::uint32_t index_in_record) {
   const MutexLock lock(mutex_);
@@ -332,6 +337,9 @@ c10::Storage SavedStorage::recompute(c10::Stream stream) {
       return restored->get();
     }
     recipe = bytes_.recipe();
+  }
+  if (recipe->run_of_several() != 0 && step_->prefetch(&start_prefetch)) {  // the run takes long
+    residency_->tier().flush();
   }
   const HostRange range(residency_->trace(), "recompute", bytes());
   c10::Storage made = [&] {

@@ -80,6 +80,9 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   // How many recipes run one inside the other to make the bytes; 0 without a recipe.
   [[nodiscard]] int recipe_depth();
 
+  // Whether the recipe is one of those that run together.
+  [[nodiscard]] bool is_made_in_run_of_several();
+
   // Sets the storage's ordinal, the recorder of its step (null for none), and the index that the recorder gave it.
   // Called before any other member.
   void enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder, std::uint32_t index_in_record);

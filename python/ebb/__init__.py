@@ -18,6 +18,7 @@ autograd, bit for bit. On a GPU, saves go to pinned host memory; without one, to
     wrap           guards each forward pass of a model
     unwrap         ends that
     checkpoint     saves a function's inputs only, and runs the function again in backward
+    recomputable   lets a plan do so, where it does not see what a function does
     AdamW          an optimizer whose states live where their parameters do, as are Adam and SGD
     save           writes a checkpoint one tensor at a time
     policies       what leaves the device; or any function of a Candidate
@@ -28,7 +29,7 @@ import torch as _torch  # noqa: F401  (loads LibTorch, which the extension modul
 
 from ebb import policies
 from ebb._backward import wrap_backward as _wrap_backward
-from ebb._checkpoint import checkpoint
+from ebb._checkpoint import checkpoint, recomputable
 from ebb._core import Candidate, Count, Decision, EndOfRegion, Level, PlanReport, Policy, Prediction, Recompute
 from ebb._core import Stats, StepCost, TimelineSample
 from ebb._higher_order import let_higher_order_operators_pass as _let_higher_order_operators_pass
@@ -74,6 +75,7 @@ __all__ = [
     "no_offload",
     "plot",
     "policies",
+    "recomputable",
     "save",
     "unwrap",
     "wrap",

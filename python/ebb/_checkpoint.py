@@ -1,6 +1,6 @@
-"""ebb.checkpoint."""
+"""ebb.checkpoint and ebb.recomputable."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +16,8 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
     """Returns function(*inputs, **named), of which autograd saves the tensors among the inputs only.
 
     Backward runs the function once more, just before it first needs what that saved. The inputs are saved as any tensor
-    is, so under an Offloader's guard they move. Under one with a budget, the plan decides whether the function is run
-    again; without one, stats().saved_on_device does not count what the second run saves. Gradients are those of plain
+    is, so under an Offloader's guard they move. Under one with a budget, the plan decides for each saved tensor whether to
+    keep, move or drop it, and the function is run again where one was dropped; without one, stats().saved_on_device does not count what the second run saves. Gradients are those of plain
     autograd, bit for bit.
 
     With early_stop, the second run is left at the last save that backward can ask for, by ebb.EndOfRegion, which is no
@@ -32,6 +32,34 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
 
     Raises what the function raises, and in backward RuntimeError if the second run saves other tensors than the first.
     """
+    return _run(function, inputs, named, (), lambda run, tensors: _core.checkpoint(run, tensors, early_stop))
+
+
+@torch._disable_dynamo
+def recomputable(
+    function: Callable[..., Result], *inputs: Any, writes: Iterable[torch.Tensor] = (), **named: Any
+) -> Result:
+    """Returns function(*inputs, **named), and lets a plan drop what that saves, to run the function again in backward.
+
+    It is for what the plan of an Offloader with a budget does not see into: Triton kernels, custom functions, compiled
+    modules. (ebb.wrap does so for compiled blocks by itself.) The plan keeps or moves each saved tensor, or drops all or
+    some of them. Nothing is dropped before a second run in an earlier step has saved the same bytes, and never if one of
+    the inputs, or of the tensors in `writes`, has been written to in between: buffers that the function may write to.
+    Without a plan, inside of ebb.checkpoint and without gradients this is only a call.
+
+    Otherwise as ebb.checkpoint. A second run may see side effects twice.
+    """
+    return _run(function, inputs, named, tuple(writes), _core.recomputable)
+
+
+def _run(
+    function: Callable[..., Result],
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
+    more: tuple[torch.Tensor, ...],
+    region: Callable[[Callable[[list[torch.Tensor]], list[torch.Tensor]], list[torch.Tensor]], Any],
+) -> Result:
+    """The function's result, run as a region. `more`: what counts as an input, and the function does not take."""
     leaves, spec = pytree.tree_flatten((inputs, named))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[place] for place in places]
@@ -40,7 +68,7 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
 
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
         again = list(rest)
-        for place, tensor in zip(places, given, strict=True):
+        for place, tensor in zip(places, given):  # without `more`
             again[place] = tensor
         arguments, keywords = pytree.tree_unflatten(again, spec)
         outputs, output_spec = pytree.tree_flatten(function(*arguments, **keywords))
@@ -50,7 +78,7 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
 
     first = True
     try:
-        _core.checkpoint(run, tensors, early_stop)
+        region(run, [*tensors, *more])
         outputs, output_spec = result[0]
     finally:
         first = False

@@ -12,12 +12,15 @@ import torch
 
 from ebb._backward import watch_backward
 from ebb._offloader import Offloader, no_offload
+from ebb._regions import add_region, compiled_blocks, take_region
 
 HEADS = ("lm_head", "output", "head", "classifier")
 
 _FORWARDS_PER_EXCLUSION = 64  # an exclusion takes up to a tenth of the time of a forward with small tensors
 
 _EXPORT = "export ebb.unwrap(model), or ebb.unwrap(copy.deepcopy(model)) if the model is to stay wrapped"
+
+_BUDGETS = ("device_budget", "share_of_free", "slowdown", "least_memory")
 
 _Guard = Offloader | no_offload
 
@@ -130,7 +133,9 @@ def _hooks(module: torch.nn.Module) -> Iterator[tuple[dict[int, Any], int, Any]]
                 yield hooks, key, hook
 
 
-def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: Any) -> Offloader:
+def wrap(
+    model: torch.nn.Module, keep: Sequence[str] | None = None, regions: Sequence[str] | None = None, **options: Any
+) -> Offloader:
     """Has every forward pass of `model` guarded by an Offloader, which is returned. The loop stays as it is.
 
         offloader = ebb.wrap(model, device_budget="24GB")
@@ -141,6 +146,10 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
     named lm_head, output, head or classifier, and are not among repeated blocks; a UserWarning if there are none. []:
     nothing is kept. ValueError for a name that the model does not have, or that is the end of several, and for a model
     that is wrapped already: unwrap it first. A part of a wrapped model may be wrapped, too, and its own guard is on then.
+    regions: with a budget, names of modules that the plan may run again as a whole, as ebb.recomputable does. The end of
+    a name will do for all that have it, if they are of one class: "mlp". None: compiled modules of which the model has
+    several of one class, because the plan does not see into them. []: none. A call is not such a region if an argument
+    is an object (a cache), nor inside of torch.utils.checkpoint. ValueError without a budget.
     options: as Offloader's.
 
     The model's parameters and buffers are excluded, whether they are trained or frozen: in the first forward, and in
@@ -162,7 +171,10 @@ def wrap(model: torch.nn.Module, keep: Sequence[str] | None = None, **options: A
         raise ValueError("ebb: this model is wrapped already, by another Offloader: ebb.unwrap(model), then wrap it anew")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
+    blocks = _regions(modules, regions, has_plan=any(options.get(each) not in (None, False) for each in _BUDGETS))
     offloader = Offloader(**options)
+    for name in blocks:
+        add_region(modules[name])
     forwards = _Forwards()
     model_place = id(model)
     begun: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -233,6 +245,7 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             module._forward_hooks_always_called.pop(key, None)
             while isinstance(hook, _Hook) and hook.forwards.end(module):
                 pass
+        take_region(module)
     return model
 
 
@@ -278,6 +291,24 @@ def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
             stacklevel=3,
         )
     return heads
+
+
+def _regions(modules: dict[str, torch.nn.Module], regions: Sequence[str] | None, has_plan: bool) -> list[str]:
+    if regions is None:
+        return compiled_blocks(modules) if has_plan else []
+    if isinstance(regions, str):
+        raise TypeError(f"ebb: regions is {regions!r}, and must be a list of names")
+    if regions and not has_plan:
+        raise ValueError(f"ebb: regions={regions!r} asks for a plan, which needs a budget: {', '.join(_BUDGETS)}")
+    names = []
+    for name in regions:
+        found = [each for each in modules if name and (each == name or each.endswith(f".{name}"))]
+        if not found:
+            raise ValueError(f"ebb: the model has no module {name!r} to run again; its parts are {sorted(modules)[1:20]}")
+        if len({type(modules[each]) for each in found}) > 1:
+            raise ValueError(f"ebb: {name!r} to run again is the end of several names, {found[:20]}: write more of it")
+        names += found
+    return _outermost(list(dict.fromkeys(names)))
 
 
 def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str]:

@@ -23,11 +23,20 @@ std::vector<at::Tensor> run(const Shared& function, const std::vector<at::Tensor
   }
 }
 
+CheckpointedFunction function_of(py::object function) {
+  return [shared = Shared(std::move(function))](const std::vector<at::Tensor>& given) { return run(shared, given); };
+}
+
 std::vector<at::Tensor> checkpoint(py::object function, const std::vector<at::Tensor>& inputs, bool early_stop) {
-  const Shared shared(std::move(function));
+  CheckpointedFunction called = function_of(std::move(function));
   const py::gil_scoped_release released;
-  return ebb::checkpoint([shared](const std::vector<at::Tensor>& given) { return run(shared, given); }, inputs,
-                         early_stop ? EarlyStop::kYes : EarlyStop::kNo);
+  return ebb::checkpoint(std::move(called), inputs, early_stop ? EarlyStop::kYes : EarlyStop::kNo);
+}
+
+std::vector<at::Tensor> recomputable(py::object function, const std::vector<at::Tensor>& inputs) {
+  CheckpointedFunction called = function_of(std::move(function));
+  const py::gil_scoped_release released;
+  return ebb::recomputable(std::move(called), inputs);
 }
 
 // Calls run(*arguments, **named), which is one backward pass.
@@ -56,6 +65,7 @@ py::object run_backward(const py::function& run, const py::args& arguments, cons
 
 void bind_autograd(py::module_& module) {
   module.def("checkpoint", &checkpoint, py::arg("function"), py::arg("inputs"), py::arg("early_stop"));
+  module.def("recomputable", &recomputable, py::arg("function"), py::arg("inputs"));
   module.def("run_backward", &run_backward);
 }
 

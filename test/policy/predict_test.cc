@@ -117,15 +117,34 @@ TEST_CASE("what a recipe has made counts once beside a copy in") {
   CHECK(predicted(record, {kOffload, kRecompute, kKeep}, 24).stalled_ms == 8);  // from 63, when the second is released
 }
 
-TEST_CASE("a region asks for copies in before its function runs again") {
+TEST_CASE("a run that makes several asks for copies in before it begins") {
   StepRecord record = two_storages();
   record.storages[0].needed_ms = 57;
   record.storages[1].recompute = Recompute::kComputeBound;
   record.storages[1].recompute_ms = 3;
   record.other = {{0, 5}, {40, 24}, {49, 5}};
   CHECK(predicted(record, {kOffload, kRecompute}, 25).stalled_ms == 3);  // from 53 to 63, and needed at 60
-  record.storages[1].movable = false;
+  record.storages[1].made_with = 1;
   CHECK(predicted(record, {kOffload, kRecompute}, 25).stalled_ms == 0);  // from 50
+}
+
+TEST_CASE("one run makes all that were dropped of those that are made together, and takes its time once") {
+  StepRecord record = two_storages();
+  for (StorageRecord& storage : record.storages) {
+    storage.recompute = Recompute::kComputeBound;
+    storage.recompute_ms = 3;
+    storage.recompute_bytes = 4;
+    storage.other_bytes = 5;
+  }
+  record.storages[0].made_with = 1;
+  record.storages[1].made_with = 0;
+  const Prediction both = predicted(record, {kRecompute, kRecompute});
+  CHECK(both.step_ms == 83);
+  CHECK(both.peak_bytes == 29);  // both, and the run's own, from 50 on
+  const Prediction one = predicted(record, {kRecompute, kKeep});
+  CHECK(one.step_ms == 83);
+  CHECK(one.peak_bytes == 29);  // the second, which has been released, is made again, too
+  CHECK(predicted(record, {kKeep, kRecompute}).peak_bytes == 39);
 }
 
 TEST_CASE("a recipe takes its time when its result is needed, and no memory before") {

@@ -94,26 +94,6 @@ TEST_CASE("a new step takes the least memory, and is recorded") {
   CHECK(plan == nullptr);
 }
 
-TEST_CASE("a region is asked about whatever its bytes, which are not known") {
-  StepPlanner planner(DeviceBytes{1000}, kUnlimited, kOneByteEachMs, /*least_bytes=*/64);
-  planner.begin_step();
-  Candidate region;
-  region.region = true;
-  region.recompute = Recompute::kComputeBound;
-  CHECK(planner.decide(region).decision == kRecompute);
-  Candidate small;
-  small.bytes = 63;
-  CHECK(planner.decide(small).decision == kKeep);
-  StepRecord record;
-  record.storages.push_back({.bytes = 100, .movable = false, .recompute = Recompute::kComputeBound});
-  planner.learn(*planner.recorded_step(), record);
-  planner.begin_step();
-  CHECK(planner.decide(region).decision == kRecompute);
-  planner.learn(*planner.recorded_step(), record);
-  planner.begin_step();
-  CHECK(planner.decide(region).decision == kKeep);
-}
-
 // With 15 bytes the first moves, and compute waits 10 ms for it to come back.
 StepRecord tight() {
   StepRecord record;

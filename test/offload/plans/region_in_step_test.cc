@@ -143,6 +143,7 @@ TEST_CASE_METHOD(NoLeak, "regions are run again as the budget needs it, within i
   const auto budget = static_cast<std::uint64_t>(share * static_cast<double>(peak_without_ebb(meter)));
   Setting setting = planned(DeviceBytes{budget}, &meter);
   setting.options.device_budget_is_a_wish = true;
+  setting.options.capacity_bytes = 8 * kMatrix;  // so that few may move
   Rig rig(setting);
   int runs = 0;
   for (int step = 0; step < kUntilSettled; ++step) {
@@ -156,11 +157,111 @@ TEST_CASE_METHOD(NoLeak, "regions are run again as the budget needs it, within i
     }
   }
   CHECK(runs > kRegions);
-  CHECK(runs < 2 * kRegions + (share < 0.5 ? 1 : 0));
+  CHECK(runs <= 2 * kRegions);
   REQUIRE(rig.offloader().plan_report());
   INFO(rig.offloader().explain());
   CHECK((share < 0.5 || rig.offloader().plan_report()->fits));
-  CHECK_THAT(rig.offloader().explain(), Contains("ebb::checkpoint") && Contains("KiB  recompute there is no room"));
+  CHECK_THAT(rig.offloader().explain(), Contains("KiB  recompute less than copying"));
+}
+
+TEST_CASE_METHOD(NoLeak, "what a region saves may move as anything else does, and its function runs once then") {
+  MeteredDevice meter;
+  Rig rig(planned(LeastMemory{}, &meter));
+  const auto slow = [](const Tensors& x) -> Tensors {  // to run again takes longer than any copy
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return {at::sigmoid(at::tanh(at::sigmoid(at::tanh(x[0]))))};
+  };
+  int runs = 0;
+  const auto step = [&](Offloader* offloader) {
+    Inputs in;
+    const Run run(offloader);
+    const auto guard = run.guard();
+    at::Tensor x = in.activation({kRows, kRows});
+    for (int i = 0; i < kRegions; ++i) {
+      const CheckpointedFunction function = [&](const Tensors& inputs) {
+        ++runs;
+        return slow(inputs);
+      };
+      x = offloader == nullptr ? function({x})[0] : checkpoint(function, {x})[0];
+    }
+    in.loss(x).backward();
+    return in.gradients();
+  };
+  const Tensors plain = step(nullptr);
+  for (int i = 0; i < kUntilSettled; ++i) {
+    runs = 0;
+    check_same({plain, ""}, {step(&rig.offloader()), ""});
+  }
+  INFO(rig.offloader().explain());
+  CHECK(runs == kRegions);
+  REQUIRE(rig.offloader().plan_report());
+  CHECK(rig.offloader().plan_report()->predicted.offloaded_bytes > 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "what may be recomputed is, once a second run has made the same bytes") {
+  const bool counts = GENERATE(false, true);  // a function that computes something else each time
+  MeteredDevice meter;
+  Setting setting = planned(LeastMemory{}, &meter);
+  setting.options.capacity_bytes = kMatrix / 4;  // so that nothing moves
+  Rig rig(setting);
+  int runs = 0;
+  const auto step = [&](Offloader* offloader) {
+    Inputs in;
+    const Run run(offloader);
+    const auto guard = run.guard();
+    at::Tensor x = in.activation({kRows, kRows});
+    const at::Tensor weight = in.leaf({kRows, kRows});
+    runs = 0;
+    for (int i = 0; i < kRegions; ++i) {
+      const CheckpointedFunction function = [&runs, weight, counts](const Tensors& inputs) -> Tensors {
+        ++runs;
+        return {at::sigmoid(at::tanh(inputs[0].matmul(weight) * (counts ? runs : 1)))};
+      };
+      x = offloader == nullptr ? function({x})[0] : recomputable(function, {x})[0];
+    }
+    in.loss(x).backward();
+    return in.gradients();
+  };
+  const Tensors plain = step(nullptr);
+  for (int i = 0; i < kUntilSettled; ++i) {
+    check_same({plain, ""}, {step(&rig.offloader()), ""});
+    CHECK((runs > kRegions || counts || i == 0));
+  }
+  CHECK((runs == kRegions) == counts);
+}
+
+TEST_CASE_METHOD(NoLeak,
+                 "what may be recomputed is not where its inputs are written to, and without a plan only runs") {
+  const at::Tensor state = at::zeros({kRows, kRows});
+  int runs = 0;
+  const auto step = [&](Offloader* offloader) {
+    Inputs in;
+    state.zero_();
+    const Run run(offloader);
+    const auto guard = run.guard();
+    const CheckpointedFunction function = [&runs](const Tensors& inputs) -> Tensors {
+      ++runs;
+      {
+        const at::NoGradGuard no_grad;
+        inputs[1].add_(1);
+      }
+      return {at::sigmoid(at::tanh(inputs[0]))};
+    };
+    runs = 0;
+    const at::Tensor x = in.activation({kRows, kRows});
+    const at::Tensor y = recomputable(function, {x, state})[0];
+    in.loss(y).backward();
+    return in.gradients();
+  };
+  const Tensors plain = step(nullptr);
+  MeteredDevice meter;
+  Setting setting = planned(LeastMemory{}, &meter);
+  Rig rig(setting);
+  for (int i = 0; i < kUntilSettled; ++i) {
+    check_same({plain, ""}, {step(&rig.offloader()), ""});
+    CHECK(runs == 1);
+    CHECK(state.equal(at::ones({kRows, kRows})));
+  }
 }
 
 TEST_CASE_METHOD(NoLeak, "a step with other regions than planned is right, and gets a plan of its own") {

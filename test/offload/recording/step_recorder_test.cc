@@ -64,33 +64,34 @@ TEST_CASE_METHOD(NoLeak, "a step that is disturbed asks for nothing more, and gi
   CHECK(world.asked == asked);
 }
 
-TEST_CASE_METHOD(NoLeak, "a region is recorded with what its second run saves, and with what that takes besides") {
+TEST_CASE_METHOD(NoLeak, "what one run makes is recorded together, with the run's time and memory") {
   World world;
-  world.device_has(100);
-  CHECK(world.recorder.region_begins({}) == 0);
-  world.recorder.backward_begins();
-  world.recorder.needed(0);
-  std::optional<DeviceAccount::Held> held;
-  {
-    const StepRecorder::ClockPause second_run(&world.recorder, 0);
-    held.emplace(world.account, 40, DeviceAccount::Held::What::kRecomputed);
-    world.use = {140, 165};
-    world.recorder.region_saves(0, 40);
+  std::vector<at::Tensor> saved;
+  for (int i = 0; i < 4; ++i) {
+    saved.push_back(at::empty({10}, at::kByte));
+    const std::uint64_t run = i == 1 ? 0 : 7;
+    const Recompute recompute = i == 3 ? Recompute::kNo : Recompute::kComputeBound;
+    static_cast<void>(world.recorder.saved(saved[i].storage(), recompute, {}, {}, run));
+    world.recorder.kept(i);
   }
-  world.device_has(140);
-  held.reset();
   world.device_has(100);
-  world.recorder.released(0);
+  world.recorder.backward_begins();
+  world.recorder.needed(2);
+  {
+    const StepRecorder::ClockPause run(&world.recorder, 2);
+    world.use = {100, 125};
+  }
+  world.recorder.needed(0);
+  { const StepRecorder::ClockPause nothing_to_run(&world.recorder, 0); }
   const std::optional<StepRecord> record = world.recorder.finish().record;
   REQUIRE(record);
-  REQUIRE(record->storages.size() == 1);
-  CHECK(record->storages[0].bytes == 40);
-  CHECK_FALSE(record->storages[0].movable);
-  std::uint64_t most = 0;
-  for (const StepRecord::Level& level : record->other) {
-    most = std::max(most, level.bytes);
-  }
-  CHECK(most == 125);  // 25 for a while, beside the 40 that stay
+  CHECK(record->storages[0].made_with == 2);
+  CHECK(record->storages[1].made_with == StorageRecord::kAlone);
+  CHECK(record->storages[2].made_with == 0);
+  CHECK(record->storages[3].made_with == StorageRecord::kAlone);  // nothing makes it again
+  CHECK(record->storages[2].recompute_bytes == 5);                // of 25, less two of 10 bytes
+  CHECK(record->storages[0].recompute_bytes == 5);
+  CHECK(record->storages[0].recompute_ms == record->storages[2].recompute_ms);
 }
 
 TEST_CASE_METHOD(NoLeak, "what a recipe takes for itself is recorded, with what is in use when its result is needed") {
