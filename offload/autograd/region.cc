@@ -11,7 +11,9 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -23,8 +25,11 @@
 #include "offload/base/autograd_info.h"
 #include "offload/base/backward_pass.h"
 #include "offload/base/interpreter.h"
+#include "offload/base/managed_key.h"
+#include "offload/base/references.h"
 #include "offload/base/version_id.h"
 #include "offload/checkpoint.h"
+#include "offload/recompute/log_recipe.h"
 #include "offload/saving/runtime.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/tensors/lent_tensor.h"
@@ -75,6 +80,9 @@ class Region : public std::enable_shared_from_this<Region> {
   [[nodiscard]] std::uint64_t number() const { return number_; }
   [[nodiscard]] bool is_asked_for() const { return asked_ == Asked::kYes; }
 
+  // As Recipe::at_end, during the first run.
+  void at_end(std::function<void(bool may_run)> end) { at_end_.push_back(std::move(end)); }
+
   // Takes the next save of the second run. Returns true, at most once a run, if the function is to be left: with
   // EarlyStop::kYes, where nobody can ask for a later save, and the operation has filled what it saved (Note [Saved
   // before it is filled] in deferred_copies.h). `is_filled`: whether that is known of this save. Throws c10::Error if
@@ -94,6 +102,7 @@ class Region : public std::enable_shared_from_this<Region> {
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   struct Input {
     torch::autograd::SavedVariable saved;
+    at::Tensor kept;  // in its place: an inference tensor, which autograd does not save
     // The references are weak, and keep the addresses from being used again while this lives.
     WeakTensor tensor;
     WeakStorage storage;
@@ -118,6 +127,7 @@ class Region : public std::enable_shared_from_this<Region> {
   };
 
   [[nodiscard]] static bool has_been_replaced(const Input& input);
+  void end_first_run(bool may_run_again);
   [[nodiscard]] std::vector<at::Tensor> unpack_inputs() EBB_REQUIRES(run_mutex_);
   [[nodiscard]] at::Tensor find(std::size_t place);
   void run_again() EBB_REQUIRES(run_mutex_);
@@ -132,6 +142,8 @@ class Region : public std::enable_shared_from_this<Region> {
   const Asked asked_;
   const std::uint64_t number_;  // of the process's regions, from 1
   static inline std::atomic<std::uint64_t> regions{0};
+  std::vector<VersionCheck> versions_{};  // of the inputs, where no second run was asked for
+  std::vector<std::function<void(bool)>> at_end_;
   std::atomic<bool> first_run_is_over_{false};
 
   Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
@@ -154,13 +166,20 @@ class RegionRecipe final : public Recipe {
   [[nodiscard]] std::uint64_t run_of_several() const override { return region_->number(); }
   [[nodiscard]] bool is_given() const override { return region_->is_asked_for(); }
 
+  bool at_end(std::function<void(bool may_run)> end) override {
+    if (!is_given()) {
+      region_->at_end(std::move(end));
+    }
+    return !is_given();
+  }
+
  private:
   [[nodiscard]] c10::Storage make() override {
     c10::Storage made = region_->take(place_).storage();
     TORCH_CHECK(made.nbytes() == bytes_,
                 "ebb::checkpoint: run again in backward, the function saved a tensor of another memory than the first "
                 "time: it must compute the same each time");
-    return made;
+    return references_to(made) == 1 ? made : copy_of(made);  // the function may have kept it, or have saved it twice
   }
 
   const std::shared_ptr<Region> region_;
@@ -241,13 +260,19 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
       number_(++regions) {
   for (const at::Tensor& input : inputs) {
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(input); };
-    inputs_.push_back({.saved = torch::autograd::SavedVariable(input, /*is_output=*/false),
+    const bool is_saved = !input.defined() || !input.is_inference();
+    inputs_.push_back({.saved = is_saved ? torch::autograd::SavedVariable(input, /*is_output=*/false)
+                                         : torch::autograd::SavedVariable(),
+                       .kept = is_saved ? at::Tensor() : input,
                        .tensor = WeakTensor(input.getIntrusivePtr()),
                        .storage = input.has_storage() ? input.storage().getWeakStorageImpl()
                                                       : WeakStorage(c10::intrusive_ptr<c10::StorageImpl>()),
                        .same = static_cast<std::size_t>(std::ranges::find_if(inputs, is_same) - inputs.begin()),
                        .needs_gradient = input.defined() && input.requires_grad()});
-    if (planner_ != nullptr && input.defined() && input.has_storage()) {
+    if (is_saved && input.defined() && asked_ == Asked::kNo) {
+      versions_.emplace_back(input, AutogradInfo(input));
+    }
+    if (planner_ != nullptr && is_saved && input.defined() && input.has_storage()) {
       const VersionId version(input.unsafeGetTensorImpl()->version_counter());
       if (const auto saved = planner_->steps().table().find(input.storage(), version)) {
         saved_inputs_.push_back(saved);
@@ -265,6 +290,7 @@ bool Region::has_been_replaced(const Input& input) {
 
 std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> outputs;
+  auto failed = c10::make_scope_exit([this] { end_first_run(/*may_run_again=*/false); });
   {
     const auto first =
         GuardScope::enter(nullptr, [region = shared_from_this()](GuardScope::Target target) -> std::unique_ptr<Hooks> {
@@ -282,7 +308,15 @@ std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   }
   setting_.forget_unchanged_random_state();
   first_run_is_over_ = true;
+  failed.release();
+  end_first_run(std::ranges::all_of(versions_, &VersionCheck::holds));
   return outputs;
+}
+
+void Region::end_first_run(bool may_run_again) {
+  for (const auto& end : std::exchange(at_end_, {})) {
+    end(may_run_again);
+  }
 }
 
 std::size_t Region::add(const at::Tensor& saved, bool is_wanted) {
@@ -418,7 +452,7 @@ std::vector<at::Tensor> Region::unpack_inputs() {
       inputs.push_back(inputs[input.same]);
       continue;
     }
-    const at::Tensor tensor = input.saved.unpack();
+    const at::Tensor tensor = input.kept.defined() ? input.kept : input.saved.unpack();
     inputs.push_back(tensor.defined() ? tensor.detach().requires_grad_(input.needs_gradient) : tensor);
   }
   return inputs;
@@ -434,6 +468,10 @@ void Region::run_again() {
     }
   }
   SettingInForce as_in_forward(setting_);
+  std::optional<c10::impl::IncludeDispatchKeyGuard> as_under_the_guard;  // what is compiled is compiled for the key
+  if (planner_ != nullptr && planner_->decider().needs_recipes()) {
+    as_under_the_guard.emplace(kManagedKey);
+  }
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode gradients(true);
   const auto second = GuardScope::enter(

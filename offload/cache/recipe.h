@@ -43,8 +43,13 @@ class Recipe {
   // found in. Throws c10::OutOfMemoryError.
   virtual void settle() {}
 
-  // Makes the bytes by work on the calling thread's current stream and returns them. Throws the errors of fetching an
-  // input and of the operation, c10::OutOfMemoryError among them; the caller may then call run() again.
+  // Where what would run again has not ended its first run: calls `end` when it has, with whether the recipe may be
+  // run, and returns true. Otherwise the bytes may be let go of at once.
+  virtual bool at_end(std::function<void(bool may_run)> /*end*/) { return false; }
+
+  // Makes the bytes by work on the calling thread's current stream and returns them, in a storage that nobody else has.
+  // Throws the errors of fetching an input and of the operation, c10::OutOfMemoryError among them; the caller may then
+  // call run() again.
   [[nodiscard]] c10::Storage run();
 
   // Whether a recipe that runs by itself runs on the calling thread. (The others run the program's own code.)

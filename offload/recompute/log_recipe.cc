@@ -314,6 +314,11 @@ void LogRecipe::save_values(const SaveValue& save) {
   }
 }
 
+c10::Storage copy_of(const c10::Storage& storage) {
+  const Below below;
+  return copied(storage, storage.device());
+}
+
 bool same_bytes(const c10::Storage& one, const c10::Storage& other) {
   const Below below;
   return at::equal(all_bytes(one, one.device()), all_bytes(other, other.device()));

@@ -90,6 +90,9 @@ class LogRecipe final : public Recipe {
   std::uint64_t identity_ = 0;
 };
 
+// A copy of the bytes, made on the current stream.
+[[nodiscard]] c10::Storage copy_of(const c10::Storage& storage);
+
 // Whether the two, on one device, have the same bytes. The calling thread waits for the device.
 [[nodiscard]] bool same_bytes(const c10::Storage& one, const c10::Storage& other);
 

@@ -115,8 +115,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   if (found.recipe != nullptr) {
     if (decision == Decision::kRecompute && found.is_proven) {
       found.recipe->settle();
-      residency_.ledger().count_dropped(saved->bytes());
-      saved->drop(std::move(found.recipe));
+      drop(saved, std::move(found.recipe));
       return;
     }
     if (!found.is_proven && settled(*found.recipe)) {
@@ -127,6 +126,26 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
     }
   }
   put(saved, decision, step, is_filled);
+}
+
+void Runtime::drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe) {
+  const auto held = std::make_shared<std::unique_ptr<Recipe>>(std::move(recipe));
+  const auto let_go = [this, saved, held] {
+    residency_.ledger().count_dropped(saved->bytes());
+    saved->drop(std::move(*held));
+  };
+  const bool is_later = (*held)->at_end([runtime = shared_from_this(), saved, let_go](bool may_run) {
+    if (may_run) {
+      let_go();
+    } else {
+      runtime->stay(*saved, KeptReason::kPolicy);
+    }
+  });
+  if (is_later) {
+    saved->stays();
+  } else {
+    let_go();
+  }
 }
 
 // Saves a value of the calling thread's log that autograd does not save.

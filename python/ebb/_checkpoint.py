@@ -43,9 +43,9 @@ def recomputable(
 
     It is for what the plan of an Offloader with a budget does not see into: Triton kernels, custom functions, compiled
     modules. (ebb.wrap does so for compiled blocks by itself.) The plan keeps or moves each saved tensor, or drops all or
-    some of them. Nothing is dropped before a second run in an earlier step has saved the same bytes, and never if one of
-    the inputs, or of the tensors in `writes`, has been written to in between: buffers that the function may write to.
-    Without a plan, inside of ebb.checkpoint and without gradients this is only a call.
+    some of them. Nothing is dropped before a second run in an earlier step has saved the same bytes, nor if the function
+    itself has written to one of the inputs or of the tensors in `writes` (buffers, say). A later write raises RuntimeError
+    in backward. Without a plan, inside of ebb.checkpoint and without gradients this is only a call.
 
     Otherwise as ebb.checkpoint. A second run may see side effects twice.
     """
@@ -64,23 +64,28 @@ def _run(
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     tensors = [leaves[place] for place in places]
     rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    as_given = [(inputs, named)]  # of the first run, which may write to lists; `run` lives as long as the graph
     result: list[tuple[list[Any], pytree.TreeSpec]] = []
 
     def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
-        again = list(rest)
-        for place, tensor in zip(places, given):  # without `more`
-            again[place] = tensor
-        arguments, keywords = pytree.tree_unflatten(again, spec)
+        first = bool(as_given)
+        if first:
+            arguments, keywords = as_given.pop()
+        else:
+            again = list(rest)
+            for place, tensor in zip(places, given):  # without `more`
+                again[place] = tensor
+            arguments, keywords = pytree.tree_unflatten(again, spec)
         outputs, output_spec = pytree.tree_flatten(function(*arguments, **keywords))
         if first:
             result.append((outputs, output_spec))
         return [output for output in outputs if isinstance(output, torch.Tensor)]
 
-    first = True
+    del inputs, named, leaves
     try:
         region(run, [*tensors, *more])
         outputs, output_spec = result[0]
     finally:
-        first = False
-        result.clear()  # `run` lives as long as the graph, which the outputs own
+        result.clear()  # which the outputs own
+    del tensors, more
     return pytree.tree_unflatten(outputs, output_spec)

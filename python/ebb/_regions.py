@@ -1,33 +1,113 @@
 """The modules of a wrapped model that a plan may run again as a whole."""
 
+import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ebb._checkpoint import recomputable
 
 _CALL = "_compiled_call_impl"  # what a module's __call__ calls in place of _call_impl; neither pickled nor deep-copied
 
-# A call with anything else among its arguments is a plain call: a cache, say, that each run would add to.
+# A call with anything else among its arguments is a plain call: with a cache or a list, say, that each run would add to.
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, torch.dtype, torch.device)
+
+_LOOKS = 3  # at what the first calls of a module change: a proof may run the module twice in each
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return list(module.parameters())
+
+
+class _Module:
+    """A module, as long as it lives, and what a second run of it has to find as the first one did."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = weakref.ref(module)  # or the graphs that a module keeps would keep the module
+        self._parameters = [(weakref.ref(each), each.requires_grad) for each in module.parameters()]
+        self._training = [each.training for each in module.modules()]
+        self.is_first, self.may_run_again = True, True
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        module = self._module()
+        if module is None:
+            raise RuntimeError("ebb: a module is to be run again in backward, and is gone")
+        call = _call_of(module)
+        if self.is_first:
+            self.is_first = False
+            return call(*inputs, **named)
+        parameters = _parameters(module)
+        same = [each() for each in (known for known, _ in self._parameters)]
+        if not self.may_run_again or [*map(id, same)] != [*map(id, parameters)]:
+            raise RuntimeError("ebb: a module is to be run again in backward, and has other parameters or state since")
+        parts = list(module.modules())
+        training = [each.training for each in parts]
+        requires_grad = [each.requires_grad for each in parameters]
+        try:
+            self._put(parts, self._training, parameters, [wanted for _, wanted in self._parameters])
+            return call(*inputs, **named)
+        finally:
+            self._put(parts, training, parameters, requires_grad)
+
+    @staticmethod
+    def _put(
+        parts: list[torch.nn.Module], training: list[bool], parameters: list[torch.nn.Parameter], wanted: list[bool]
+    ) -> None:
+        for part, is_training in zip(parts, training, strict=True):
+            if part.training != is_training:
+                part.training = is_training
+        for parameter, requires_grad in zip(parameters, wanted, strict=True):
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
+
+
+def _state(module: torch.nn.Module) -> tuple[Any, ...]:
+    """What tells whether a call has changed more of the module than the tensors that are written to in place."""
+    found: list[Any] = [random.getstate()]
+    for part in module.modules():
+        for values in (part.__dict__, part._buffers, part._parameters):
+            for name, value in values.items():
+                size = len(value) if isinstance(value, (list, dict, set)) else 0
+                version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+                found.append((name, id(value), size, version))
+    return tuple(found)
 
 
 class _Region:
     """A module's call, as a region that may be run again."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self._module = weakref.ref(module)
         self.compiled: Callable[..., Any] | None = getattr(module, _CALL)
-        self._call = self.compiled or module._call_impl
+        self._looks = 0
+        self._is_region = True
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        leaves = pytree.tree_leaves((inputs, named))
-        if not torch.is_grad_enabled() or not all(isinstance(leaf, _PLAIN) for leaf in leaves):
-            return self._call(*inputs, **named)
-        return recomputable(self._call, *inputs, writes=self._module.buffers(), **named)
+        module = self._module()
+        assert module is not None
+        may_be = self._is_region and torch.is_grad_enabled() and _is_plain(inputs) and all(map(_is_plain, named.values()))
+        if not may_be or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+            return _call_of(module)(*inputs, **named)
+        call = _Module(module)
+        before = _state(module) if self._looks < _LOOKS else ()
+        result = recomputable(call, *inputs, writes=[*module.buffers(), *module.parameters()], **named)
+        if self._looks < _LOOKS:
+            self._looks += 1
+            call.may_run_again = self._is_region = before == _state(module)
+        return result
+
+
+def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
+    """What the module's __call__ would call without a region."""
+    call = getattr(module, _CALL)
+    return (call.compiled if isinstance(call, _Region) else call) or module._call_impl
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

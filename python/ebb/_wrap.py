@@ -171,7 +171,7 @@ def wrap(
         raise ValueError("ebb: this model is wrapped already, by another Offloader: ebb.unwrap(model), then wrap it anew")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
-    blocks = _regions(modules, regions, has_plan=any(options.get(each) not in (None, False) for each in _BUDGETS))
+    blocks = _regions(modules, regions, has_plan=any(options.get(each) is not None and options[each] is not False for each in _BUDGETS))
     offloader = Offloader(**options)
     for name in blocks:
         add_region(modules[name])

@@ -1,7 +1,9 @@
 """Modules that a plan may run again as a whole: compiled blocks, and those that the program names."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -186,7 +188,7 @@ def test_under_a_plan_a_checkpoint_is_exact_with_other_hooks_and_guards_inside(e
                 for _ in range(3):
                     y = ebb.checkpoint(block, y, early_stop=early) if checkpoint else block(y)
             y.sum().backward()
-            found.append([weight.grad.clone(), x.grad.clone(), torch.rand(2)])
+            found.append([x.grad, torch.rand(2), *([] if weight.grad is None else [weight.grad.clone()])])
         return found
 
     plain = run(ebb.Offloader("cpu", enabled=False), checkpoint=False)
@@ -204,3 +206,214 @@ def test_bad_regions_are_named():
     with pytest.raises(TypeError, match="must be a list"):
         ebb.wrap(model, regions="up", **OPTIONS)
     ebb.wrap(model, regions=["up"], **OPTIONS)
+
+
+def regions_of(*functions):
+    """Six steps over regions of each function, plain and under a plan, by ebb.checkpoint and by ebb.recomputable."""
+
+    def run(offloader, call):
+        torch.manual_seed(0)
+        weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        found = []
+        for _ in range(6):
+            weight.grad = None
+            x = torch.randn(ROWS, WIDTH, requires_grad=True)
+            with offloader:
+                y = x * 1
+                for function in functions:
+                    y = call(function, y, weight) + 0
+            y.sum().backward()
+            found.append([x.grad, torch.rand(2), *([] if weight.grad is None else [weight.grad.clone()])])
+        return found
+
+    plain = run(ebb.Offloader("cpu", enabled=False), lambda function, *inputs: function(*inputs))
+    for call in (ebb.checkpoint, ebb.recomputable):
+        for capacity in (4096, None):
+            offloader = ebb.Offloader(**OPTIONS | {"capacity_bytes": capacity})
+            assert_same(plain, run(offloader, call))
+            assert capacity is None or offloader.stats().recomputed.tensors > 0
+
+
+def test_what_a_second_run_saves_twice_or_keeps_stays_whole():
+    kept = {}
+
+    def twice(x, w):
+        y = torch.tanh(x @ w)
+        return torch.sin(y) * y.data  # two saves over one memory, with two version counters
+
+    def keeps(x, w):
+        kept["attention"] = torch.softmax(x @ w, -1)
+        return torch.sigmoid(torch.sin(kept["attention"]))
+
+    def inputs(x, w):
+        return torch.sigmoid(torch.sin(x) * x.data) * x.data.view(-1).view_as(x)
+
+    regions_of(twice, twice)
+    regions_of(keeps, keeps)
+    attention = kept["attention"]
+    other = torch.full((ROWS, WIDTH), 7.0)  # would take the memory, were it free
+    assert torch.allclose(attention.sum(-1), torch.ones(ROWS)) and other[0, 0] == 7
+    regions_of(inputs, inputs, inputs)
+
+
+def test_inference_tensors_may_be_inputs_and_buffers():
+    with torch.inference_mode():
+        bias = torch.ones(WIDTH)
+    regions_of(lambda x, w: torch.tanh(ebb.checkpoint(lambda y, b: torch.sigmoid(y + b), x, bias)))
+    expected = model_of()
+    model = model_of()
+    for each in (expected, model):
+        for block in each.blocks:
+            block.register_buffer("bias", bias)
+    ebb.wrap(model, **OPTIONS)
+    assert_same(steps(expected, 3), steps(model, 3))
+
+
+def test_the_first_run_has_the_callers_own_lists():
+    class Lists(Block):
+        def forward(self, x, seen):
+            seen.append(super().forward(x))
+            return seen[-1]
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Lists() for _ in range(3))
+            self.lm_head = torch.nn.Linear(WIDTH, 8)
+
+        def forward(self, x):
+            seen = []
+            for block in self.blocks:
+                x = block(x, seen)
+            return self.lm_head(torch.stack(seen).sum(0)).square().mean()
+
+    def made():
+        torch.manual_seed(0)
+        model = Model()
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+        return model
+
+    model = made()
+    ebb.wrap(model, **OPTIONS)
+    assert_same(steps(made()), steps(model))
+    seen = []
+    ebb.checkpoint(lambda x, into: into.append(x) or x * 2, torch.ones(2, requires_grad=True), seen)
+    assert len(seen) == 1
+
+
+def compare_wrapped(make, step, count=8):
+    def run(model):
+        torch.manual_seed(1)
+        return [[torch.as_tensor(0 if each is None else each).detach().clone() for each in step(model, i)] for i in range(count)]
+
+    expected = run(make())
+    model = make()
+    ebb.wrap(model, **OPTIONS)
+    assert_same(expected, run(model))
+
+
+def loss_of(model):
+    return model(torch.randn(ROWS, WIDTH))
+
+
+def test_parameters_may_be_replaced_for_each_call():
+    def step(model, i):
+        if i == 0:
+            model.own = {name: each.detach().clone() for name, each in model.named_parameters()}
+        for each in model.own.values():
+            each.requires_grad_()
+        loss = torch.func.functional_call(model, model.own, torch.randn(ROWS, WIDTH))
+        loss.backward()
+        gradients = [each.grad for each in model.own.values()]
+        model.own = {name: each.detach() - 0.1 * each.grad for name, each in model.own.items()}
+        return [loss, *gradients]
+
+    compare_wrapped(model_of, step)
+
+
+@pytest.mark.parametrize("what", ["frozen", "evaluated", "norm"])
+def test_a_model_may_be_frozen_or_evaluated_between_forward_and_backward(what):
+    def step(model, i):
+        model.requires_grad_(True)
+        model.train(what != "norm" or i >= 4)
+        model.zero_grad()
+        loss = loss_of(model)
+        if i >= 4 and what == "frozen":
+            model.requires_grad_(False)
+        if i >= 4 and what == "evaluated":
+            model.eval()
+        loss.backward()
+        return [loss, *(each.grad for each in model.parameters())]
+
+    compare_wrapped(lambda: model_of(norm=what == "norm"), step)
+
+
+class Stateful(Block):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)  # another tensor each time
+        self.calls += 1
+        return super().forward(x) - self.mean
+
+
+def test_blocks_that_change_themselves_are_run_once():
+    def make():
+        torch.manual_seed(0)
+        model = Model()
+        model.blocks = torch.nn.ModuleList(Stateful() for _ in range(3))
+        for block in model.blocks:
+            block.compile(backend="eager")
+        return model
+
+    def step(model, i):
+        model.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return [loss, *model.buffers(), *(block.calls for block in model.blocks)]
+
+    compare_wrapped(make, step)
+
+
+def test_a_compiled_block_is_compiled_as_often_as_without_regions():
+    def graphs(**options):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = model_of()
+        ebb.wrap(model, **options, **OPTIONS)
+        steps(model)
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    assert graphs() <= graphs(regions=[]) + 1
+
+
+def test_a_block_that_keeps_what_it_has_computed_can_be_freed():
+    class Keeps(Block):
+        def forward(self, x):
+            self.kept = torch.sigmoid(super().forward(x))
+            return torch.sin(self.kept)
+
+    def freed():
+        torch._dynamo.reset()
+        model = Model()
+        model.blocks = torch.nn.ModuleList(Keeps() for _ in range(3))
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+        ebb.wrap(model, **OPTIONS)
+        for _ in range(3):
+            loss_of(model).backward()
+        loss_of(model)
+        return weakref.ref(model.blocks[0])
+
+    gone = [freed() for _ in range(2)]
+    torch._dynamo.reset()
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+def test_no_slowdown_is_a_budget_too():
+    model = model_of(None)
+    ebb.wrap(model, regions=["blocks.0"], device="cpu", slowdown=0.0)
