@@ -10,6 +10,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -43,8 +44,6 @@ namespace {
 
 constexpr const char* kWhat = "this checkpointed region";  // in errors
 
-std::size_t bytes_of(const at::Tensor& tensor) { return tensor.has_storage() ? tensor.storage().nbytes() : 0; }
-
 // Whether the program has asked for a second run, or only allows one.
 enum class Asked : bool { kNo, kYes };
 
@@ -74,8 +73,14 @@ class Region : public std::enable_shared_from_this<Region> {
   // Adds a save of the first run, and returns its place. `is_wanted`: the second run is to make it.
   std::size_t add(const at::Tensor& saved, bool is_wanted);
 
-  // How the second run makes the save in this place, of so many bytes; null if too many recipes would have to run.
-  [[nodiscard]] std::unique_ptr<Recipe> recipe(std::size_t place, std::size_t bytes);
+  // How a storage lies under what was saved.
+  struct Layout {
+    std::size_t bytes;
+    std::optional<std::vector<std::int64_t>> strides;  // where the tensor fills the storage
+  };
+
+  // How the second run makes the save in this place; null if too many recipes would have to run.
+  [[nodiscard]] std::unique_ptr<Recipe> recipe(std::size_t place, const Layout& layout);
   [[nodiscard]] std::vector<const SavedStorage*> saved_inputs() const;
   [[nodiscard]] std::uint64_t number() const { return number_; }
   [[nodiscard]] bool is_asked_for() const { return asked_ == Asked::kYes; }
@@ -156,8 +161,8 @@ using Hooks = torch::autograd::SavedVariableHooks;
 
 class RegionRecipe final : public Recipe {
  public:
-  RegionRecipe(std::shared_ptr<Region> region, std::size_t place, std::size_t bytes, int depth)
-      : Recipe(depth), region_(std::move(region)), place_(place), bytes_(bytes) {}
+  RegionRecipe(std::shared_ptr<Region> region, std::size_t place, Region::Layout layout, int depth)
+      : Recipe(depth), region_(std::move(region)), place_(place), layout_(std::move(layout)) {}
   ~RegionRecipe() override { region_->drop(place_); }
 
   [[nodiscard]] Recompute cost() const override { return Recompute::kComputeBound; }
@@ -175,16 +180,24 @@ class RegionRecipe final : public Recipe {
 
  private:
   [[nodiscard]] c10::Storage make() override {
-    c10::Storage made = region_->take(place_).storage();
-    TORCH_CHECK(made.nbytes() == bytes_,
-                "ebb::checkpoint: run again in backward, the function saved a tensor of another memory than the first "
-                "time: it must compute the same each time");
+    c10::Storage made;
+    {
+      const at::Tensor tensor = region_->take(place_);
+      made = tensor.storage();
+      if (made.nbytes() != layout_.bytes) {  // the same tensor, in a part of other memory: of a cache, say
+        TORCH_CHECK(layout_.strides, "ebb::checkpoint: run again in backward, the function saved a tensor in ",
+                    made.nbytes(), " bytes of memory, and in ", layout_.bytes, " the first time (number ", place_ + 1,
+                    "): it must compute the same each time");
+        const at::NoGradGuard no_gradients;
+        return at::empty_strided(tensor.sizes(), *layout_.strides, tensor.options()).copy_(tensor).storage();
+      }
+    }
     return references_to(made) == 1 ? made : copy_of(made);  // the function may have kept it, or have saved it twice
   }
 
   const std::shared_ptr<Region> region_;
   const std::size_t place_;
-  const std::size_t bytes_;
+  const Region::Layout layout_;
 };
 
 [[noreturn]] void refuse_backward_inside() {
@@ -281,6 +294,15 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
   }
 }
 
+Region::Layout layout_of(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) {
+    return {.bytes = 0, .strides = {}};
+  }
+  const std::size_t bytes = tensor.storage().nbytes();
+  const bool fills = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == bytes;
+  return {.bytes = bytes, .strides = fills ? std::optional(tensor.strides().vec()) : std::nullopt};
+}
+
 // Whether the program still has the tensor, over another storage.
 bool Region::has_been_replaced(const Input& input) {
   const auto tensor = input.tensor.lock();
@@ -301,7 +323,7 @@ std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
           return std::make_unique<SaveHook>(std::move(target), [region, is_planned](const at::Tensor& saved) {
             const std::size_t place = region->add(saved, /*is_wanted=*/false);
             return !is_planned ? MakeRecipe()
-                               : [region, place, bytes = bytes_of(saved)] { return region->recipe(place, bytes); };
+                               : [region, place, layout = layout_of(saved)] { return region->recipe(place, layout); };
           });
         });
     outputs = function_(inputs);
@@ -335,7 +357,7 @@ std::vector<const SavedStorage*> Region::saved_inputs() const {
   return inputs;
 }
 
-std::unique_ptr<Recipe> Region::recipe(std::size_t place, std::size_t bytes) {
+std::unique_ptr<Recipe> Region::recipe(std::size_t place, const Layout& layout) {
   int depth = 0;
   for (const auto& each : saved_inputs_) {
     const auto saved = each.lock();
@@ -348,7 +370,7 @@ std::unique_ptr<Recipe> Region::recipe(std::size_t place, std::size_t bytes) {
     const MutexLock lock(mutex_);
     saves_[place].alive = true;
   }
-  return std::make_unique<RegionRecipe>(shared_from_this(), place, bytes, depth + 1);
+  return std::make_unique<RegionRecipe>(shared_from_this(), place, layout, depth + 1);
 }
 
 bool Region::collect(const at::Tensor& saved, bool is_filled) {

@@ -115,12 +115,12 @@ def test_blocks_that_run_again_where_the_plan_says_so_are_exact(llama):
     def with_regions(model):
         for block in model.model.layers:
             block.forward = functools.partial(ebb.checkpoint, block.forward)
-        return ebb.wrap(model, device="cpu", least_memory=True, planned_minimum_bytes=1).explain
+        return ebb.wrap(model, device="cpu", least_memory=True, planned_minimum_bytes=1, capacity_bytes=4096).explain
 
     plain, _ = gradients(lambda model: str)
     ours, plan = gradients(with_regions)
     assert_equal(ours, plain)
-    assert re.search(r"ebb::checkpoint .* recompute", plan), plan
+    assert re.search(r" recompute +less", plan), plan
 
 
 def test_a_llama_keeps_its_head_and_its_loss(llama):
