@@ -159,6 +159,12 @@ void OperationLog::stop_here() {
   here_ = nullptr;
 }
 
+OperationLog::Unseen::Unseen() : was_included_(c10::impl::tls_is_dispatch_key_included(kManagedKey)) {
+  include_key(false);
+}
+
+OperationLog::Unseen::~Unseen() { include_key(was_included_); }
+
 bool OperationLog::sees() const { return is_open_ || c10::impl::tls_is_dispatch_key_included(kManagedKey); }
 
 void OperationLog::forget() {

@@ -148,6 +148,20 @@ class OperationLog {
     OperationLog* const log_;
   };
 
+  // The same, and no operation of the thread is even looked at for the log. A compiled function then is compiled as it
+  // would be without a guard: compilers tell threads apart by the keys that are included.
+  class Unseen {
+   public:
+    Unseen();
+    ~Unseen();
+    Unseen(const Unseen&) = delete;
+    Unseen& operator=(const Unseen&) = delete;
+
+   private:
+    const Pause paused_;
+    const bool was_included_;
+  };
+
   // The tensors that a call writes to, with the values before.
   using Written = std::vector<std::pair<at::Tensor, ValueId>>;
 

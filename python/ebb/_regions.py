@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ebb import _core
 from ebb._checkpoint import recomputable
 
 _CALL = "_compiled_call_impl"  # what a module's __call__ calls in place of _call_impl; neither pickled nor deep-copied
@@ -20,10 +21,6 @@ _LOOKS = 3  # at what the first calls of a module change: a proof may run the mo
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return list(module.parameters())
 
 
 class _Module:
@@ -39,20 +36,19 @@ class _Module:
         module = self._module()
         if module is None:
             raise RuntimeError("ebb: a module is to be run again in backward, and is gone")
-        call = _call_of(module)
         if self.is_first:
             self.is_first = False
-            return call(*inputs, **named)
-        parameters = _parameters(module)
-        same = [each() for each in (known for known, _ in self._parameters)]
-        if not self.may_run_again or [*map(id, same)] != [*map(id, parameters)]:
+            return _call(module, *inputs, **named)
+        parameters = list(module.parameters())
+        then = [known() for known, _ in self._parameters]
+        if not self.may_run_again or [*map(id, then)] != [*map(id, parameters)]:
             raise RuntimeError("ebb: a module is to be run again in backward, and has other parameters or state since")
         parts = list(module.modules())
         training = [each.training for each in parts]
         requires_grad = [each.requires_grad for each in parameters]
         try:
             self._put(parts, self._training, parameters, [wanted for _, wanted in self._parameters])
-            return call(*inputs, **named)
+            return _call(module, *inputs, **named)
         finally:
             self._put(parts, training, parameters, requires_grad)
 
@@ -81,20 +77,20 @@ def _state(module: torch.nn.Module) -> tuple[Any, ...]:
 
 
 class _Region:
-    """A module's call, as a region that may be run again."""
+    """A module's call. If it may be, it is a region that may be run again."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, may_run_again: bool) -> None:
         self._module = weakref.ref(module)
         self.compiled: Callable[..., Any] | None = getattr(module, _CALL)
         self._looks = 0
-        self._is_region = True
+        self._is_region = may_run_again
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         module = self._module()
         assert module is not None
         may_be = self._is_region and torch.is_grad_enabled() and _is_plain(inputs) and all(map(_is_plain, named.values()))
         if not may_be or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
-            return _call_of(module)(*inputs, **named)
+            return _call(module, *inputs, **named)
         call = _Module(module)
         before = _state(module) if self._looks < _LOOKS else ()
         result = recomputable(call, *inputs, writes=[*module.buffers(), *module.parameters()], **named)
@@ -104,14 +100,23 @@ class _Region:
         return result
 
 
-def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """What the module's __call__ would call without a region."""
+def _call(module: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
+    """The module's call without a region. What is compiled is compiled as without ebb's guard, which cannot see into it."""
     call = getattr(module, _CALL)
-    return (call.compiled if isinstance(call, _Region) else call) or module._call_impl
+    compiled = call.compiled if isinstance(call, _Region) else call
+    if not _is_compiled(module):
+        return module._call_impl(*inputs, **named)
+    unseen = _core.Unseen()
+    try:
+        return (compiled or module._call_impl)(*inputs, **named)
+    finally:
+        unseen.end()
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    return getattr(module, _CALL) is not None or isinstance(module, torch._dynamo.OptimizedModule)
+    call = getattr(module, _CALL)
+    is_called = call is not None and not (isinstance(call, _Region) and call.compiled is None)
+    return is_called or isinstance(module, torch._dynamo.OptimizedModule)
 
 
 def _of_parts(modules: dict[str, torch.nn.Module], names: Iterator[str]) -> list[str]:
@@ -123,24 +128,23 @@ def _of_parts(modules: dict[str, torch.nn.Module], names: Iterator[str]) -> list
     return found
 
 
-def compiled_blocks(modules: dict[str, torch.nn.Module]) -> list[str]:
-    """The names of the compiled modules of which the model has several of one class. modules: as named_modules()."""
-    if _is_compiled(modules[""]):
-        return []
+def compiled_parts(modules: dict[str, torch.nn.Module]) -> dict[str, bool]:
+    """The names of the compiled modules, and whether the model has several of the class. modules: as named_modules()."""
+    if _is_compiled(modules[""]):  # with ebb's guard inside
+        return {}
     names = _of_parts(modules, (name for name, module in modules.items() if _is_compiled(module)))
     kind = {name: type(getattr(modules[name], "_orig_mod", modules[name])) for name in names}
     count = Counter(kind.values())
-    return [
-        name
-        for name in names
-        if count[kind[name]] > 1
+    return {
+        name: count[kind[name]] > 1
         and not any(hasattr(each, "device_mesh") for each in modules[name].parameters())  # FSDP2's are away meanwhile
-    ]
+        for name in names
+    }
 
 
-def add_region(module: torch.nn.Module) -> None:
+def add_region(module: torch.nn.Module, may_run_again: bool) -> None:
     if not isinstance(getattr(module, _CALL), _Region):
-        setattr(module, _CALL, _Region(module))
+        setattr(module, _CALL, _Region(module, may_run_again))
 
 
 def take_region(module: torch.nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ebb._backward import watch_backward
 from ebb._offloader import Offloader, no_offload
-from ebb._regions import add_region, compiled_blocks, take_region
+from ebb._regions import add_region, compiled_parts, take_region
 
 HEADS = ("lm_head", "output", "head", "classifier")
 
@@ -173,8 +173,8 @@ def wrap(
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
     blocks = _regions(modules, regions, has_plan=any(options.get(each) is not None and options[each] is not False for each in _BUDGETS))
     offloader = Offloader(**options)
-    for name in blocks:
-        add_region(modules[name])
+    for name, may_run_again in blocks.items():
+        add_region(modules[name], may_run_again)
     forwards = _Forwards()
     model_place = id(model)
     begun: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
@@ -293,9 +293,13 @@ def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
     return heads
 
 
-def _regions(modules: dict[str, torch.nn.Module], regions: Sequence[str] | None, has_plan: bool) -> list[str]:
+def _regions(
+    modules: dict[str, torch.nn.Module], regions: Sequence[str] | None, has_plan: bool
+) -> dict[str, bool]:
+    """Of each part whose call is ebb's from now on, the name, and whether it may be run again."""
+    compiled = compiled_parts(modules)
     if regions is None:
-        return compiled_blocks(modules) if has_plan else []
+        return {name: may_run_again and has_plan for name, may_run_again in compiled.items()}
     if isinstance(regions, str):
         raise TypeError(f"ebb: regions is {regions!r}, and must be a list of names")
     if regions and not has_plan:
@@ -308,7 +312,7 @@ def _regions(modules: dict[str, torch.nn.Module], regions: Sequence[str] | None,
         if len({type(modules[each]) for each in found}) > 1:
             raise ValueError(f"ebb: {name!r} to run again is the end of several names, {found[:20]}: write more of it")
         names += found
-    return _outermost(list(dict.fromkeys(names)))
+    return dict.fromkeys(compiled, False) | dict.fromkeys(_outermost(list(dict.fromkeys(names))), True)
 
 
 def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str]:

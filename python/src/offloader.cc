@@ -15,6 +15,7 @@
 #include "offload/managed/manage.h"
 #include "offload/optimizer_step.h"
 #include "offload/parameters.h"
+#include "offload/recompute/operation_log.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
 
@@ -39,6 +40,7 @@ class Entered {
 
 using EnteredOffload = Entered<OffloadGuard>;
 using EnteredNoOp = Entered<NoOpGuard>;
+using EnteredUnseen = Entered<OperationLog::Unseen>;
 
 py::list take_trace(Offloader& offloader) {
   using Us = std::chrono::duration<double, std::micro>;
@@ -112,6 +114,7 @@ void bind_offloader(py::module_& module) {
   py::class_<EnteredNoOp, std::unique_ptr<EnteredNoOp, DeleteWithoutGil>>(module, "NoOpGuard")
       .def(py::init<>())
       .def("end", &EnteredNoOp::end, Released());
+  py::class_<EnteredUnseen>(module, "Unseen").def(py::init<>()).def("end", &EnteredUnseen::end);
 }
 
 }  // namespace ebb::python
