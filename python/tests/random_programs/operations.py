@@ -149,6 +149,7 @@ REGIONS = [
     "checkpoint({0}, use_reentrant=True, preserve_rng_state=False)",
     "run.checkpoint({0})",
     "run.checkpoint({0}, early_stop=True)",
+    "run.checkpoint({0}, is_asked_for=False)",
     "run.call({0})",
 ]
 # Statements in a function, with a name and a small number.

@@ -173,7 +173,7 @@ class Run:
             for _ in range(taken):
                 torch._C._autograd._push_saved_tensors_default_hooks(_same, _same)
 
-    def checkpoint(self, function, *inputs, early_stop: bool = False):
+    def checkpoint(self, function, *inputs, early_stop: bool = False, is_asked_for: bool = True):
         return function(*inputs)
 
     def call(self, function, *inputs):
@@ -396,7 +396,9 @@ class Offloaded(Run):
     def no_offload(self) -> contextlib.AbstractContextManager:
         return ebb.no_offload()
 
-    def checkpoint(self, function, *inputs, early_stop: bool = False):
+    def checkpoint(self, function, *inputs, early_stop: bool = False, is_asked_for: bool = True):
+        if not is_asked_for:
+            return ebb.recomputable(function, *inputs)
         return ebb.checkpoint(function, *inputs, early_stop=early_stop)
 
 
