@@ -105,10 +105,6 @@ std::vector<std::uint8_t> random_state(c10::Device device) {
 
 void include_key(bool included) { c10::impl::tls_set_dispatch_key_included(kManagedKey, included); }
 
-bool is_of_leaf(const at::Tensor& tensor, const AutogradInfo& info) {
-  return info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf());
-}
-
 const c10::VariableVersion& counter_of_tensor(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter();
 }
@@ -175,12 +171,7 @@ void OperationLog::forget() {
   now_.clear();
 }
 
-void OperationLog::forget_but(std::size_t operations) {
-  forget_oldest(operations, 2 * operations);
-  for (Value& value : values_) {
-    value.asked.reset();
-  }
-}
+void OperationLog::forget_but(std::size_t operations) { forget_oldest(operations, 2 * operations); }
 
 void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
   for (; operations_.size() > operations; ++first_operation_) {
@@ -244,7 +235,6 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
     taken.device = tensor.device();
     taken.is_managed = is_managed(tensor);
     taken.requires_grad = tensor.requires_grad();
-    taken.is_of_leaf = taken.requires_grad && is_of_leaf(tensor, AutogradInfo(tensor));
     taken.is_filled_anew = is_written && entry.traits.writes_all && fills_storage(tensor);
     taken.offset = tensor.storage_offset();
     taken.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
@@ -303,11 +293,6 @@ void OperationLog::close(bool failed) {
   }
 }
 
-std::optional<OperationLog::Value::Asked> OperationLog::asked_about(ValueId id, const void* step) const {
-  const Value* const value = this->value(id);
-  return value != nullptr && value->asked && value->asked->step == step ? value->asked : std::nullopt;
-}
-
 bool OperationLog::is_current(ValueId id) const {
   const Value* const value = this->value(id);
   const auto now = value == nullptr ? now_.end() : now_.find(value->storage._unsafe_get_target());
@@ -319,11 +304,12 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
   if (!is_tracked(tensor)) {
     return nullptr;
   }
+  const bool is_leaf = info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf());
   const auto save = std::make_shared<const Save>(Save{.version = VersionCheck(tensor, info),
                                                       .storage = storage,
                                                       .passes_through = storage == nullptr,
                                                       .data = is_managed(tensor) ? nullptr : tensor.storage().data(),
-                                                      .is_of_leaf = storage == nullptr && is_of_leaf(tensor, info)});
+                                                      .is_of_leaf = is_leaf && storage == nullptr});
   const auto is_its_storage = [&](const auto& each) { return each.first.storage().is_alias_of(tensor.storage()); };
   const bool is_written_now = is_open_ && std::ranges::any_of(*written_now_, is_its_storage);
   const ValueId known = is_written_now ? kNoValue : value_of(tensor);

@@ -6,7 +6,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,7 +21,6 @@
 
 #include "offload/base/operator_traits.h"
 #include "offload/tensors/version_check.h"
-#include "policy/policy.h"
 
 namespace ebb {
 
@@ -46,7 +44,6 @@ struct LoggedOperation {
     c10::Device device = c10::kCPU;
     bool is_managed = false;
     bool requires_grad = false;
-    bool is_of_leaf = false;      // a leaf or a view of one
     bool is_filled_anew = false;  // written from end to end, whatever was there
     std::int64_t offset = 0;
     c10::SmallVector<std::int64_t, 5> sizes;
@@ -107,13 +104,6 @@ class OperationLog {
     std::uint64_t maker = kOpaque;        // the operation's place in the log
     bool is_foreign = false;              // the memory was seen before any call returned it
     std::weak_ptr<const Save> save = {};  // the last one
-    // What was decided about the value itself, which a recipe begins from and autograd does not save.
-    struct Asked {
-      const void* step;  // only to compare
-      std::uint32_t ordinal;
-      Decision decision;
-    };
-    std::optional<Asked> asked = {};
   };
   static constexpr std::uint64_t kOpaque = ~std::uint64_t{0};
 
@@ -209,10 +199,6 @@ class OperationLog {
     return place - first_operation_ < operations_.size() ? operations_[place - first_operation_] : nullptr;
   }
 
-  // Notes what was decided about the value in a step; and what that was, nullopt for nothing.
-  void asked(ValueId id, const Value::Asked& about) { values_[id - first_value_].asked = about; }
-  [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, const void* step) const;
-
   // Whether the storage still has this value, as far as the log knows.
   [[nodiscard]] bool is_current(ValueId id) const;
 
@@ -221,7 +207,7 @@ class OperationLog {
   [[nodiscard]] std::shared_ptr<const void> saved(const at::Tensor& tensor, const AutogradInfo& info,
                                                   const std::shared_ptr<SavedStorage>& storage);
 
-  // Forgets all but the newest operations, and what was decided about values.
+  // Forgets all but the newest operations.
   void forget_but(std::size_t operations);
   void forget();
 

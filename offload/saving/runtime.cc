@@ -109,9 +109,8 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     bool is_filled, const MakeRecipe& make_recipe) {
-  auto [decision, found] =
-      decider_.decide(tensor, *saved, step, make_recipe,
-                      [&](ValueId value, const c10::Storage& storage) { return save_value(value, storage, step); });
+  const std::uint64_t bytes = saved->bytes();
+  auto [decision, found] = decider_.decide(tensor, *saved, step, make_recipe);
   if (found.recipe != nullptr) {
     if (decision == Decision::kRecompute && found.is_proven) {
       found.recipe->settle();
@@ -125,47 +124,6 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
       });
     }
   }
-  put(saved, decision, step, is_filled);
-}
-
-void Runtime::drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe) {
-  const auto held = std::make_shared<std::unique_ptr<Recipe>>(std::move(recipe));
-  const auto let_go = [this, saved, held] {
-    residency_.ledger().count_dropped(saved->bytes());
-    saved->drop(std::move(*held));
-  };
-  const bool is_later = (*held)->at_end([runtime = shared_from_this(), saved, let_go](bool may_run) {
-    if (may_run) {
-      let_go();
-    } else {
-      runtime->stay(*saved, KeptReason::kPolicy);
-    }
-  });
-  if (is_later) {
-    saved->stays();
-  } else {
-    let_go();
-  }
-}
-
-// Saves a value of the calling thread's log that autograd does not save.
-std::shared_ptr<SavedStorage> Runtime::save_value(ValueId value, const c10::Storage& storage, SavedStep& step) {
-  const c10::VariableVersion& counter = OperationLog::here()->value(value)->counter;
-  const auto [saved, is_new] = steps_.table().find_or_insert(storage, VersionId(counter), [&] {
-    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step.shared_from_this(), storage,
-                                                   counter);
-  });
-  if (is_new) {
-    residency_.ledger().counters().saved.add(saved->bytes());
-    auto failed = c10::make_scope_exit([&made = saved] { made->stays(); });  // another thread may share the storage
-    put(saved, decider_.decide_about_value(value, storage, *saved, step), step, /*is_filled=*/true);
-    failed.release();
-  }
-  return saved;
-}
-
-void Runtime::put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled) {
-  const std::uint64_t bytes = saved->bytes();
   if (decision != Decision::kOffload) {
     stay(*saved, KeptReason::kPolicy);
     return;
@@ -189,6 +147,26 @@ void Runtime::put(const std::shared_ptr<SavedStorage>& saved, Decision decision,
     saved->stays();
     saved->defer_offload(*std::move(block), tier().current_stream());
     DeferredCopies::of_this_thread().add(saved);
+  }
+}
+
+void Runtime::drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe) {
+  const auto held = std::make_shared<std::unique_ptr<Recipe>>(std::move(recipe));
+  const auto let_go = [this, saved, held] {
+    residency_.ledger().count_dropped(saved->bytes());
+    saved->drop(std::move(*held));
+  };
+  const bool is_later = (*held)->at_end([runtime = shared_from_this(), saved, let_go](bool may_run) {
+    if (may_run) {
+      let_go();
+    } else {
+      runtime->stay(*saved, KeptReason::kPolicy);
+    }
+  });
+  if (is_later) {
+    saved->stays();
+  } else {
+    let_go();
   }
 }
 

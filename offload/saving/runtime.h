@@ -94,8 +94,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,
              const MakeRecipe& make_recipe);
   void drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe);
-  void put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled);
-  [[nodiscard]] std::shared_ptr<SavedStorage> save_value(ValueId value, const c10::Storage& storage, SavedStep& step);
   void warn_if_host_memory_is_short();
 
   const Options options_;
