@@ -34,7 +34,9 @@ enum class EarlyStop : bool { kNo, kYes };
 // plan, Stats::saved_on_device does not count what the second run saves.
 //
 // Regions may nest in each other and with guards, may be unpacked in any order and more than once (retain_graph), and
-// may be differentiated twice. Every save inside a region belongs to the region, whatever guards the function enters.
+// may be differentiated twice. Every save inside a region belongs to the region, whatever guards the function enters;
+// but under a plan what is saved under a NoOpGuard stays, and what is saved under another offloader's guard is that
+// one's.
 //
 // Threads: any. The second run may be on a thread of the autograd engine; second runs of one region never overlap.
 // Errors: what the function throws, from this call or from backward.

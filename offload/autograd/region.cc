@@ -10,9 +10,9 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/hash.h>
@@ -26,6 +26,7 @@
 #include "offload/base/autograd_info.h"
 #include "offload/base/backward_pass.h"
 #include "offload/base/interpreter.h"
+#include "offload/base/log.h"
 #include "offload/base/managed_key.h"
 #include "offload/base/references.h"
 #include "offload/base/version_id.h"
@@ -73,10 +74,13 @@ class Region : public std::enable_shared_from_this<Region> {
   // Adds a save of the first run, and returns its place. `is_wanted`: the second run is to make it.
   std::size_t add(const at::Tensor& saved, bool is_wanted);
 
-  // How a storage lies under what was saved.
+  // How what was saved lies in its storage.
   struct Layout {
-    std::size_t bytes;
-    std::optional<std::vector<std::int64_t>> strides;  // where the tensor fills the storage
+    std::size_t bytes = 0;  // of the storage
+    std::vector<std::int64_t> strides{};
+    std::int64_t offset = 0;
+    bool fills = false;  // all of the storage
+    friend bool operator==(const Layout&, const Layout&) = default;
   };
 
   // How the second run makes the save in this place; null if too many recipes would have to run.
@@ -85,8 +89,8 @@ class Region : public std::enable_shared_from_this<Region> {
   [[nodiscard]] std::uint64_t number() const { return number_; }
   [[nodiscard]] bool is_asked_for() const { return asked_ == Asked::kYes; }
 
-  // As Recipe::at_end, during the first run.
-  void at_end(std::function<void(bool may_run)> end) { at_end_.push_back(std::move(end)); }
+  // As Recipe::at_end.
+  void at_end(std::function<void(bool may_run)> end);
 
   // Takes the next save of the second run. Returns true, at most once a run, if the function is to be left: with
   // EarlyStop::kYes, where nobody can ask for a later save, and the operation has filled what it saved (Note [Saved
@@ -119,6 +123,7 @@ class Region : public std::enable_shared_from_this<Region> {
     at::ScalarType dtype;
     bool alive = true;                                          // somebody may ask for it
     at::Tensor collected = {};                                  // the second run's tensor, until taken
+    std::optional<c10::Stream> stream = std::nullopt;           // that made it
     std::optional<DeviceAccount::Held> held = std::nullopt;     // counts its bytes, under a plan
     RememberedTensor taken = {};                                // the same, once taken
     std::optional<VersionCheck> second_version = std::nullopt;  // of the second run's tensor, at its save
@@ -132,7 +137,7 @@ class Region : public std::enable_shared_from_this<Region> {
   };
 
   [[nodiscard]] static bool has_been_replaced(const Input& input);
-  void end_first_run(bool may_run_again);
+  void end_first_run(bool may_run_again) noexcept;
   [[nodiscard]] std::vector<at::Tensor> unpack_inputs() EBB_REQUIRES(run_mutex_);
   [[nodiscard]] at::Tensor find(std::size_t place);
   void run_again() EBB_REQUIRES(run_mutex_);
@@ -148,13 +153,13 @@ class Region : public std::enable_shared_from_this<Region> {
   const std::uint64_t number_;  // of the process's regions, from 1
   static inline std::atomic<std::uint64_t> regions{0};
   std::vector<VersionCheck> versions_{};  // of the inputs, where no second run was asked for
-  std::vector<std::function<void(bool)>> at_end_;
   std::atomic<bool> first_run_is_over_{false};
 
   Mutex run_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held over the function's second run
   Mutex mutex_;
   std::vector<Save> saves_ EBB_GUARDED_BY(mutex_);  // of the first run
   SecondRun second_ EBB_GUARDED_BY(mutex_);         // the last one
+  std::optional<std::vector<std::function<void(bool)>>> at_end_ EBB_GUARDED_BY(mutex_){std::in_place};  // until then
 };
 
 using Hooks = torch::autograd::SavedVariableHooks;
@@ -179,21 +184,7 @@ class RegionRecipe final : public Recipe {
   }
 
  private:
-  [[nodiscard]] c10::Storage make() override {
-    c10::Storage made;
-    {
-      const at::Tensor tensor = region_->take(place_);
-      made = tensor.storage();
-      if (made.nbytes() != layout_.bytes) {  // the same tensor, in a part of other memory: of a cache, say
-        TORCH_CHECK(layout_.strides, "ebb::checkpoint: run again in backward, the function saved a tensor in ",
-                    made.nbytes(), " bytes of memory, and in ", layout_.bytes, " the first time (number ", place_ + 1,
-                    "): it must compute the same each time");
-        const at::NoGradGuard no_gradients;
-        return at::empty_strided(tensor.sizes(), *layout_.strides, tensor.options()).copy_(tensor).storage();
-      }
-    }
-    return references_to(made) == 1 ? made : copy_of(made);  // the function may have kept it, or have saved it twice
-  }
+  [[nodiscard]] c10::Storage make() override;
 
   const std::shared_ptr<Region> region_;
   const std::size_t place_;
@@ -295,12 +286,36 @@ Region::Region(CheckpointedFunction function, const std::vector<at::Tensor>& inp
 }
 
 Region::Layout layout_of(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) {
-    return {.bytes = 0, .strides = {}};
+  if (!tensor.has_storage() || tensor.layout() != at::kStrided) {
+    return {};
   }
   const std::size_t bytes = tensor.storage().nbytes();
-  const bool fills = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == bytes;
-  return {.bytes = bytes, .strides = fills ? std::optional(tensor.strides().vec()) : std::nullopt};
+  return {.bytes = bytes,
+          .strides = tensor.strides().vec(),
+          .offset = tensor.storage_offset(),
+          .fills = tensor.is_non_overlapping_and_dense() && tensor.nbytes() == bytes};
+}
+
+// The storage is used as the first one was. So what lies otherwise in the second run, in a part of a cache, say, is
+// copied.
+c10::Storage RegionRecipe::make() {
+  c10::Storage made;
+  {
+    const at::Tensor tensor = region_->take(place_);
+    if (layout_of(tensor) != layout_) {
+      TORCH_CHECK(layout_.fills,
+                  "ebb::checkpoint: run again in backward, the function saved a tensor that lies otherwise "
+                  "in its memory than the first time (number ",
+                  place_ + 1, "): it must compute the same each time");
+      return copy_of(tensor, layout_.strides);
+    }
+    made = tensor.storage();
+  }
+  return references_to(made) == 1 ? made : copy_of(made);  // the function may have kept it, or have saved it twice
+}
+
+c10::Stream current_stream_of(const at::Tensor& tensor) {
+  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
 }
 
 // Whether the program still has the tensor, over another storage.
@@ -335,9 +350,29 @@ std::vector<at::Tensor> Region::run(const std::vector<at::Tensor>& inputs) {
   return outputs;
 }
 
-void Region::end_first_run(bool may_run_again) {
-  for (const auto& end : std::exchange(at_end_, {})) {
-    end(may_run_again);
+void Region::at_end(std::function<void(bool may_run)> end) {
+  {
+    const MutexLock lock(mutex_);
+    if (at_end_) {
+      at_end_->push_back(std::move(end));
+      return;
+    }
+  }
+  end(false);
+}
+
+void Region::end_first_run(bool may_run_again) noexcept {
+  std::vector<std::function<void(bool)>> ends;
+  {
+    const MutexLock lock(mutex_);
+    ends = std::move(*std::exchange(at_end_, std::nullopt));
+  }
+  for (const auto& end : ends) {
+    try {
+      end(may_run_again);
+    } catch (...) {
+      log_warning("what a checkpointed region has saved stays on the device");
+    }
   }
 }
 
@@ -390,6 +425,7 @@ bool Region::collect(const at::Tensor& saved, bool is_filled) {
   if (Save& save = saves_[place]; save.alive) {
     earlier = std::exchange(save.collected, saved);
     save.second_version.emplace(saved, AutogradInfo(saved));
+    save.stream = current_stream_of(saved);
     if (planner_ != nullptr) {
       save.held.emplace(
           planner_->residency().ledger().hold(saved.storage().nbytes(), DeviceAccount::Held::What::kRecomputed));
@@ -412,6 +448,9 @@ at::Tensor Region::find(std::size_t place) {
     Save& save = saves_[place];
     version = save.second_version;
     tensor = save.collected;
+    if (tensor.defined() && save.stream != current_stream_of(tensor)) {
+      return {};  // nothing orders this stream's work behind the run's: the function runs here, too
+    }
     if (!tensor.defined()) {
       taken = save.taken;
     } else if (version->holds()) {

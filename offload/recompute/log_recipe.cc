@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -267,6 +268,11 @@ std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Te
 c10::Storage copy_of(const c10::Storage& storage) {
   const Below below;
   return copied(storage, storage.device());
+}
+
+c10::Storage copy_of(const at::Tensor& tensor, c10::IntArrayRef strides) {
+  const Below below;
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor).storage();
 }
 
 bool same_bytes(const c10::Storage& one, const c10::Storage& other) {

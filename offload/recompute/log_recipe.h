@@ -74,8 +74,9 @@ class LogRecipe final : public Recipe {
   std::uint64_t identity_ = 0;
 };
 
-// A copy of the bytes, made on the current stream.
+// A copy of the bytes, or of the tensor with these strides, made on the current stream.
 [[nodiscard]] c10::Storage copy_of(const c10::Storage& storage);
+[[nodiscard]] c10::Storage copy_of(const at::Tensor& tensor, c10::IntArrayRef strides);
 
 // Whether the two, on one device, have the same bytes. The calling thread waits for the device.
 [[nodiscard]] bool same_bytes(const c10::Storage& one, const c10::Storage& other);

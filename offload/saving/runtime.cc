@@ -4,7 +4,6 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 
 #include <c10/util/ScopeExit.h>
 
@@ -101,6 +100,10 @@ void Runtime::place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at
 
 void Runtime::stay(SavedStorage& saved, KeptReason reason) {
   saved.stays();
+  count_kept(saved, reason);
+}
+
+void Runtime::count_kept(SavedStorage& saved, KeptReason reason) {
   residency_.ledger().count_kept(reason, saved.bytes());
   if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
     saved.may_be_evicted(tier().current_stream());
@@ -160,7 +163,7 @@ void Runtime::drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<R
     if (may_run) {
       let_go();
     } else {
-      runtime->stay(*saved, KeptReason::kPolicy);
+      runtime->count_kept(*saved, KeptReason::kPolicy);
     }
   });
   if (is_later) {

@@ -64,16 +64,22 @@ class _Module:
                 parameter.requires_grad_(requires_grad)
 
 
-def _state(module: torch.nn.Module) -> tuple[Any, ...]:
-    """What tells whether a call has changed more of the module than the tensors that are written to in place."""
-    found: list[Any] = [random.getstate()]
+def _state(module: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """What tells whether a call has changed the module, for _is_same."""
+    found: list[tuple[Any, ...]] = []
     for part in module.modules():
         for values in (part.__dict__, part._buffers, part._parameters):
             for name, value in values.items():
                 size = len(value) if isinstance(value, (list, dict, set)) else 0
                 version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
-                found.append((name, id(value), size, version))
-    return tuple(found)
+                found.append((value, name, size, version))  # the value itself, or another could be at its address
+    return found
+
+
+def _is_same(state: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> bool:
+    return len(state) == len(other) and all(
+        one[0] is two[0] and one[1:] == two[1:] for one, two in zip(state, other, strict=True)
+    )
 
 
 class _Region:
@@ -92,11 +98,11 @@ class _Region:
         if not may_be or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
             return _call(module, *inputs, **named)
         call = _Module(module)
-        before = _state(module) if self._looks < _LOOKS else ()
+        before, drawn = (_state(module), random.getstate()) if self._looks < _LOOKS else ([], ())
         result = recomputable(call, *inputs, writes=[*module.buffers(), *module.parameters()], **named)
         if self._looks < _LOOKS:
             self._looks += 1
-            call.may_run_again = self._is_region = before == _state(module)
+            call.may_run_again = self._is_region = _is_same(before, _state(module)) and drawn == random.getstate()
         return result
 
 

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include "offload/backward.h"
+#include "offload/base/backward_pass.h"
 #include "offload/checkpoint.h"
 #include "python/src/bind.h"
 #include "python/src/gil.h"
@@ -19,6 +20,10 @@ std::vector<at::Tensor> run(const Shared& function, const std::vector<at::Tensor
   try {
     return function.get()(inputs).cast<std::vector<at::Tensor>>();
   } catch (py::error_already_set& error) {
+    // In backward others may make room, and the function is called again.
+    if (in_backward() && error.matches(py::module_::import("torch").attr("OutOfMemoryError"))) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    }
     rethrow_for_torch(error);
   }
 }
