@@ -135,11 +135,12 @@ class Bound {
   }
   [[nodiscard]] double all_recipes_ms() const {
     double ms = 0;
-    for (std::uint32_t i = 0; i < record_->storages.size(); ++i) {
-      double made = 0;
-      for_each_made_with(*record_, i, [&made](std::uint32_t /*each*/) { ++made; });
-      const StorageRecord& storage = record_->storages[i];
-      ms += storage.recompute == Recompute::kNo ? 0 : storage.recompute_ms / made;
+    std::vector<bool> seen(record_->storages.size());
+    for (std::uint32_t i = 0; i < seen.size(); ++i) {
+      if (record_->storages[i].recompute != Recompute::kNo && !seen[i]) {
+        ms += record_->storages[i].recompute_ms;
+        for_each_made_with(*record_, i, [&seen](std::uint32_t made) { seen[made] = true; });
+      }
     }
     return ms;
   }

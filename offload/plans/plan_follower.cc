@@ -7,7 +7,6 @@
 #include <variant>
 
 #include <c10/util/Exception.h>
-#include <c10/util/ScopeExit.h>
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/human_bytes.h"

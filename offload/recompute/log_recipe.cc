@@ -66,7 +66,7 @@ at::Tensor tensor_over(const c10::Storage& storage, const Argument& like) {
 // Below autograd, autocast and whatever else sees a program's operations.
 class Below {
  private:
-  const OperationLog::Pause unlogged_;
+  const OperationLog::Unseen unseen_operations_;
   const at::AutoDispatchBelowADInplaceOrView no_autograd_;
   const at::NoGradGuard no_grad_;
   const c10::impl::ExcludeDispatchKeyGuard unseen_{
@@ -225,9 +225,8 @@ class LogRecipe::Search {
     if (root->save != nullptr && root->save->version.holds()) {
       if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
         const bool is_target = saved->source().identity() == target_;  // in another version
-        // What a region makes with all the rest of it is no place to begin from.
-        if (!is_target && !saved->is_made_in_run_of_several() && !saved->residency()->forked() &&
-            !saved->source_has_changed()) {
+        // A region's save is no place to begin from: with the save the region's whole second run would come.
+        if (!is_target && !saved->is_of_region() && !saved->residency()->forked() && !saved->source_has_changed()) {
           root->use.emplace(std::move(saved));
           return root;
         }

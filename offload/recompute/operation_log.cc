@@ -155,11 +155,15 @@ void OperationLog::stop_here() {
   here_ = nullptr;
 }
 
-OperationLog::Unseen::Unseen() : was_included_(c10::impl::tls_is_dispatch_key_included(kManagedKey)) {
+OperationLog::Unseen::Unseen()
+    : log_(std::exchange(here_, nullptr)), was_included_(c10::impl::tls_is_dispatch_key_included(kManagedKey)) {
   include_key(false);
 }
 
-OperationLog::Unseen::~Unseen() { include_key(was_included_); }
+OperationLog::Unseen::~Unseen() {
+  here_ = log_;
+  include_key(was_included_);
+}
 
 bool OperationLog::sees() const { return is_open_ || c10::impl::tls_is_dispatch_key_included(kManagedKey); }
 

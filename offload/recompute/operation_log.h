@@ -126,20 +126,8 @@ class OperationLog {
     const std::shared_ptr<OperationLog> log_;
   };
 
-  // Nothing on the thread is logged while a Pause lives.
-  class Pause {
-   public:
-    Pause() : log_(std::exchange(here_, nullptr)) {}
-    ~Pause() { here_ = log_; }
-    Pause(const Pause&) = delete;
-    Pause& operator=(const Pause&) = delete;
-
-   private:
-    OperationLog* const log_;
-  };
-
-  // The same, and no operation of the thread is even looked at for the log. A compiled function then is compiled as it
-  // would be without a guard: compilers tell threads apart by the keys that are included.
+  // While one lives, no operation of the thread is logged, or even looked at for the log. So a function is compiled as
+  // without a guard: compilers tell threads apart by the dispatch keys that are included.
   class Unseen {
    public:
     Unseen();
@@ -148,7 +136,7 @@ class OperationLog {
     Unseen& operator=(const Unseen&) = delete;
 
    private:
-    const Pause paused_;
+    OperationLog* const log_;
     const bool was_included_;
   };
 

@@ -63,7 +63,8 @@ std::shared_ptr<SavedStorage> Runtime::save(const at::Tensor& tensor, const std:
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const VersionId version(counter);
   const auto [saved, is_new] = steps_.table().find_or_insert(storage, version, [&] {
-    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter);
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step, storage, counter,
+                                                   make_recipe != nullptr);
   });
   if (is_new) {
     OperationLog* const log = decider_.needs_recipes() && !in_backward() ? OperationLog::here() : nullptr;
@@ -100,10 +101,6 @@ void Runtime::place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at
 
 void Runtime::stay(SavedStorage& saved, KeptReason reason) {
   saved.stays();
-  count_kept(saved, reason);
-}
-
-void Runtime::count_kept(SavedStorage& saved, KeptReason reason) {
   residency_.ledger().count_kept(reason, saved.bytes());
   if (reason == KeptReason::kPolicy && options_.evict_when_out_of_memory) {
     saved.may_be_evicted(tier().current_stream());
@@ -163,12 +160,10 @@ void Runtime::drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<R
     if (may_run) {
       let_go();
     } else {
-      runtime->count_kept(*saved, KeptReason::kPolicy);
+      runtime->stay(*saved, KeptReason::kPolicy);
     }
   });
-  if (is_later) {
-    saved->stays();
-  } else {
+  if (!is_later) {
     let_go();
   }
 }

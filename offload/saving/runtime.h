@@ -16,7 +16,6 @@
 #include "offload/saving/exclusions.h"
 #include "offload/steps/saved_storage.h"
 #include "offload/steps/steps.h"
-#include "offload/steps/storage_table.h"
 #include "streams/base/tier.h"
 #include "streams/base/trace.h"
 
@@ -89,7 +88,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   void stay(SavedStorage& saved, KeptReason reason);
-  void count_kept(SavedStorage& saved, KeptReason reason);
   void place_or_keep(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                      bool is_filled, const MakeRecipe& make_recipe);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,

@@ -54,10 +54,10 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Counts the searches for recipes in the same way.
   [[nodiscard]] std::uint64_t next_search();
 
-  // Notes that a storage is saved, or that a checkpointed region begins. Each call is matched by one call of ended().
+  // Notes that a storage is saved. Each call is matched by one call of ended().
   void began();
 
-  // Notes that all saves of such a storage have ended, or that the region has. `gone`: names the storage, if it was
+  // Notes that all saves of such a storage have ended. `gone`: names the storage, if it was
   // offloaded.
   //
   // Note [Forward passes without backward]
@@ -155,7 +155,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   Mutex mutex_;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
   std::uint64_t searches_ EBB_GUARDED_BY(mutex_) = 0;
-  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;  // storages and regions that have begun and not ended
+  std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;  // storages that have begun and not ended
   Sizes sizes_ EBB_GUARDED_BY(mutex_);
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;
   std::vector<Entry> entries_ EBB_GUARDED_BY(mutex_);  // sorted by id; fixed by the first use

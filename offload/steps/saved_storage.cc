@@ -58,11 +58,12 @@ c10::Storage SavedStorage::Use::get() {
 }
 
 SavedStorage::SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<SavedStep> step,
-                           c10::Storage source, c10::VariableVersion version)
+                           c10::Storage source, c10::VariableVersion version, bool is_of_region)
     : residency_(std::move(residency)),
       steps_(steps),
       step_(std::move(step)),
       version_(std::move(version)),
+      is_of_region_(is_of_region),
       source_(source),
       if_kept_(residency_->ledger().if_kept().hold(bytes())),
       bytes_(*residency_, source_, std::move(source)) {
@@ -97,11 +98,6 @@ bool SavedStorage::source_has_changed() {
 int SavedStorage::recipe_depth() {
   const MutexLock lock(mutex_);
   return bytes_.recipe() == nullptr ? 0 : bytes_.recipe()->depth();
-}
-
-bool SavedStorage::is_made_in_run_of_several() {
-  const MutexLock lock(mutex_);
-  return bytes_.recipe() != nullptr && bytes_.recipe()->run_of_several() != 0;
 }
 
 void SavedStorage::enter_step(std::uint32_t ordinal, std::shared_ptr<StepRecorder> recorder,

@@ -64,7 +64,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
 
   // `steps` must live as long as `residency`.
   SavedStorage(std::shared_ptr<Residency> residency, Steps& steps, std::shared_ptr<SavedStep> step, c10::Storage source,
-               c10::VariableVersion version);
+               c10::VariableVersion version, bool is_of_region);
   ~SavedStorage();
   SavedStorage(const SavedStorage&) = delete;
   SavedStorage& operator=(const SavedStorage&) = delete;
@@ -80,8 +80,8 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   // How many recipes run one inside the other to make the bytes; 0 without a recipe.
   [[nodiscard]] int recipe_depth();
 
-  // Whether the recipe is one of those that run together.
-  [[nodiscard]] bool is_made_in_run_of_several();
+  // Whether a checkpointed region can make the bytes again, whatever is decided about them.
+  [[nodiscard]] bool is_of_region() const { return is_of_region_; }
 
   // Sets the storage's ordinal, the recorder of its step (null for none), and the index that the recorder gave it.
   // Called before any other member.
@@ -176,6 +176,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   Steps& steps_;
   const std::shared_ptr<SavedStep> step_;
   const c10::VariableVersion version_;  // kept alive for VersionId
+  const bool is_of_region_;
   const Source source_;
   const Gauge::Lease if_kept_;
 

@@ -16,9 +16,9 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, early_stop: bool =
     """Returns function(*inputs, **named), of which autograd saves the tensors among the inputs only.
 
     Backward runs the function once more, just before it first needs what that saved. The inputs are saved as any tensor
-    is, so under an Offloader's guard they move. Under one with a budget, the plan decides for each saved tensor whether to
-    keep, move or drop it, and the function is run again where one was dropped; without one, stats().saved_on_device does not count what the second run saves. Gradients are those of plain
-    autograd, bit for bit.
+    is, so under an Offloader's guard they move. Under one with a budget, the plan keeps, moves or drops each tensor that
+    the function saves, and the function is run again where one was dropped. Without a budget,
+    stats().saved_on_device does not count what the second run saves. Gradients are those of plain autograd, bit for bit.
 
     With early_stop, the second run is left at the last save that backward can ask for, by ebb.EndOfRegion, which is no
     Exception: what comes behind, such as a block's last matrix product, does not run again. That is for functions that

@@ -3,7 +3,7 @@
 import random
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,10 +26,10 @@ def _is_plain(value: Any) -> bool:
 class _Module:
     """A module, as long as it lives, and what a second run of it has to find as the first one did."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, parts: list[torch.nn.Module]) -> None:
         self._module = weakref.ref(module)  # or the graphs that a module keeps would keep the module
-        self._parameters = [(weakref.ref(each), each.requires_grad) for each in module.parameters()]
-        self._training = [each.training for each in module.modules()]
+        self._parameters = [(weakref.ref(each), each.requires_grad) for each in _tensors(parts, "_parameters")]
+        self._training = [each.training for each in parts]
         self.is_first, self.may_run_again = True, True
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -39,11 +39,11 @@ class _Module:
         if self.is_first:
             self.is_first = False
             return _call(module, *inputs, **named)
-        parameters = list(module.parameters())
+        parts = list(module.modules())
+        parameters = _tensors(parts, "_parameters")
         then = [known() for known, _ in self._parameters]
         if not self.may_run_again or [*map(id, then)] != [*map(id, parameters)]:
             raise RuntimeError("ebb: a module is to be run again in backward, and has other parameters or state since")
-        parts = list(module.modules())
         training = [each.training for each in parts]
         requires_grad = [each.requires_grad for each in parameters]
         try:
@@ -54,7 +54,7 @@ class _Module:
 
     @staticmethod
     def _put(
-        parts: list[torch.nn.Module], training: list[bool], parameters: list[torch.nn.Parameter], wanted: list[bool]
+        parts: list[torch.nn.Module], training: list[bool], parameters: list[torch.Tensor], wanted: list[bool]
     ) -> None:
         for part, is_training in zip(parts, training, strict=True):
             if part.training != is_training:
@@ -64,10 +64,14 @@ class _Module:
                 parameter.requires_grad_(requires_grad)
 
 
-def _state(module: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """What tells whether a call has changed the module, for _is_same."""
+def _tensors(parts: list[torch.nn.Module], kind: str) -> list[torch.Tensor]:
+    return [each for part in parts for each in part.__dict__[kind].values() if each is not None]
+
+
+def _state(parts: list[torch.nn.Module]) -> list[tuple[Any, ...]]:
+    """What tells whether a call has changed the modules, for _is_same."""
     found: list[tuple[Any, ...]] = []
-    for part in module.modules():
+    for part in parts:
         for values in (part.__dict__, part._buffers, part._parameters):
             for name, value in values.items():
                 size = len(value) if isinstance(value, (list, dict, set)) else 0
@@ -94,20 +98,26 @@ class _Region:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         module = self._module()
         assert module is not None
-        may_be = self._is_region and torch.is_grad_enabled() and _is_plain(inputs) and all(map(_is_plain, named.values()))
-        if not may_be or any(part._forward_hooks or part._forward_pre_hooks for part in module.modules()):
+        may_be = self._is_region and torch.is_grad_enabled() and _is_plain(inputs)
+        if not may_be or not all(map(_is_plain, named.values())):
             return _call(module, *inputs, **named)
-        call = _Module(module)
-        before, drawn = (_state(module), random.getstate()) if self._looks < _LOOKS else ([], ())
-        result = recomputable(call, *inputs, writes=[*module.buffers(), *module.parameters()], **named)
-        if self._looks < _LOOKS:
-            self._looks += 1
-            call.may_run_again = self._is_region = _is_same(before, _state(module)) and drawn == random.getstate()
+        parts = list(module.modules())
+        if any(part._forward_hooks or part._forward_pre_hooks for part in parts):
+            return _call(module, *inputs, **named)
+        call = _Module(module, parts)
+        writes = _tensors(parts, "_buffers") + _tensors(parts, "_parameters")
+        if self._looks == _LOOKS:
+            return recomputable(call, *inputs, writes=writes, **named)
+        self._looks += 1
+        before, drawn = _state(parts), random.getstate()
+        result = recomputable(call, *inputs, writes=writes, **named)
+        after = _state(list(module.modules()))
+        call.may_run_again = self._is_region = _is_same(before, after) and drawn == random.getstate()
         return result
 
 
 def _call(module: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
-    """The module's call without a region. What is compiled is compiled as without ebb's guard, which cannot see into it."""
+    """The module's call without a region. What is compiled is compiled as without ebb's guard."""
     call = getattr(module, _CALL)
     compiled = call.compiled if isinstance(call, _Region) else call
     if not _is_compiled(module):
@@ -125,8 +135,8 @@ def _is_compiled(module: torch.nn.Module) -> bool:
     return is_called or isinstance(module, torch._dynamo.OptimizedModule)
 
 
-def _of_parts(modules: dict[str, torch.nn.Module], names: Iterator[str]) -> list[str]:
-    """The names, without those of modules inside of other named ones."""
+def outermost(names: Iterable[str]) -> list[str]:
+    """The names, in the order of named_modules(), without those of modules inside of other named ones."""
     found: list[str] = []
     for name in names:
         if not any(name.startswith(f"{other}.") for other in found):
@@ -138,7 +148,7 @@ def compiled_parts(modules: dict[str, torch.nn.Module]) -> dict[str, bool]:
     """The names of the compiled modules, and whether the model has several of the class. modules: as named_modules()."""
     if _is_compiled(modules[""]):  # with ebb's guard inside
         return {}
-    names = _of_parts(modules, (name for name, module in modules.items() if _is_compiled(module)))
+    names = outermost(name for name, module in modules.items() if _is_compiled(module))
     kind = {name: type(getattr(modules[name], "_orig_mod", modules[name])) for name in names}
     count = Counter(kind.values())
     return {

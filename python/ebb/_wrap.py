@@ -12,7 +12,7 @@ import torch
 
 from ebb._backward import watch_backward
 from ebb._offloader import Offloader, no_offload
-from ebb._regions import add_region, compiled_parts, take_region
+from ebb._regions import add_region, compiled_parts, outermost, take_region
 
 HEADS = ("lm_head", "output", "head", "classifier")
 
@@ -159,7 +159,8 @@ def wrap(
     guarded: not model.forward(...), nor another method, such as training_step of Lightning. A UserWarning tells of
     backward passes into the model of which nothing was saved under the guard.
 
-    A deep copy of the model has the same hooks, and so this offloader; a pickled copy has none; unwrap takes them off.
+    A deep copy of the model has the same hooks, and so this offloader, but no regions; a pickled copy has neither;
+    unwrap takes them off.
     Inside of a compiled model the hooks are graph breaks: keep=[] is without them, for
     ebb.wrap(torch.compile(model), keep=[]).
     """
@@ -171,7 +172,8 @@ def wrap(
         raise ValueError("ebb: this model is wrapped already, by another Offloader: ebb.unwrap(model), then wrap it anew")
     modules = dict(model.named_modules(remove_duplicate=False))
     names = _usual_heads(modules) if keep is None else _named(modules, keep)
-    blocks = _regions(modules, regions, has_plan=any(options.get(each) is not None and options[each] is not False for each in _BUDGETS))
+    has_plan = any(options.get(each) is not None and options[each] is not False for each in _BUDGETS)
+    blocks = _regions(modules, regions, has_plan)
     offloader = Offloader(**options)
     for name, may_run_again in blocks.items():
         add_region(modules[name], may_run_again)
@@ -271,12 +273,8 @@ def _warning_of_nothing(model: torch.nn.Module) -> Callable[[Offloader, int], bo
     return look
 
 
-def _outermost(names: Sequence[str]) -> list[str]:
-    return [name for name in names if not any(name.startswith(other + ".") for other in names)]
-
-
 def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
-    heads = _outermost(
+    heads = outermost(
         [
             name
             for name in modules
@@ -293,9 +291,7 @@ def _usual_heads(modules: dict[str, torch.nn.Module]) -> list[str]:
     return heads
 
 
-def _regions(
-    modules: dict[str, torch.nn.Module], regions: Sequence[str] | None, has_plan: bool
-) -> dict[str, bool]:
+def _regions(modules: dict[str, torch.nn.Module], regions: Sequence[str] | None, has_plan: bool) -> dict[str, bool]:
     """Of each part whose call is ebb's from now on, the name, and whether it may be run again."""
     compiled = compiled_parts(modules)
     if regions is None:
@@ -312,7 +308,7 @@ def _regions(
         if len({type(modules[each]) for each in found}) > 1:
             raise ValueError(f"ebb: {name!r} to run again is the end of several names, {found[:20]}: write more of it")
         names += found
-    return dict.fromkeys(compiled, False) | dict.fromkeys(_outermost(list(dict.fromkeys(names))), True)
+    return dict.fromkeys(compiled, False) | dict.fromkeys(outermost(sorted(set(names))), True)
 
 
 def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str]:
@@ -320,7 +316,7 @@ def _named(modules: dict[str, torch.nn.Module], keep: Sequence[str]) -> list[str
         raise TypeError(f"ebb: keep is {keep!r}, and must be a list of names")
     names = []
     for name in keep:
-        found = [name] if name in modules else _outermost([each for each in modules if each.endswith(f".{name}")])
+        found = [name] if name in modules else outermost([each for each in modules if each.endswith(f".{name}")])
         if not name or not found:
             raise ValueError(f"ebb: the model has no module {name!r} to keep; its parts are {sorted(modules)[1:20]}")
         if any(modules[each] is not modules[found[0]] for each in found):
