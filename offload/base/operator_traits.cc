@@ -70,6 +70,10 @@ bool is_norm_with_statistics(const std::string& name) {
   return names_one_of(name, std::array<std::string_view, 2>{"batch_norm", "instance_norm"});
 }
 
+bool is_statistic(const std::string& name, const c10::Argument& argument) {
+  return is_norm_with_statistics(name) && argument.name().starts_with("running_");
+}
+
 // By argument. Kernels from outside of LibTorch's core need not say what they write to (c10d::allreduce_ does not), and
 // neither do those that keep running statistics. The schema of record_stream says so, and the operator writes no bytes.
 std::uint64_t written_by(const c10::FunctionSchema& schema) {
@@ -80,15 +84,20 @@ std::uint64_t written_by(const c10::FunctionSchema& schema) {
   std::uint64_t written = 0;
   for (std::size_t i = 0; i < std::min<std::size_t>(schema.arguments().size(), 64); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
-    const bool is_statistic = is_norm_with_statistics(name) && argument.name().starts_with("running_");
     const c10::AliasInfo* const alias = argument.alias_info();
     const bool is_written = alias != nullptr && alias->isWrite() && name != "aten::record_stream";
-    written |= std::uint64_t{is_written || is_statistic} << i;
+    written |= std::uint64_t{is_written || is_statistic(name, argument)} << i;
   }
   return written;
 }
 
-// Training with running statistics would write them once more.
+// The kernels of batch norms that make nothing of running statistics but new ones, in training.
+bool is_known_norm(const std::string& name) {
+  constexpr std::array<std::string_view, 3> kKnown{"aten::native_batch_norm", "aten::cudnn_batch_norm",
+                                                   "aten::_native_batch_norm_legit"};
+  return std::ranges::find(kKnown, name) != kKnown.end();
+}
+
 OperatorTraits::Again again_of(const c10::OperatorHandle& operation) {
   using Again = OperatorTraits::Again;
   constexpr std::array<std::string_view, 9> kNever{"aten::resize", "aten::_resize", "aten::set_",
@@ -96,7 +105,8 @@ OperatorTraits::Again again_of(const c10::OperatorHandle& operation) {
                                                    "gru",          "record_stream", "aten::_local_scalar"};
   const std::string& name = operation.schema().name();
   const bool fills_nothing = names_one_of(name, std::array<std::string_view, 2>{"aten::empty", "aten::new_empty"});
-  if (!is_core(name) || fills_nothing || is_norm_with_statistics(name) || names_one_of(name, kNever)) {
+  const bool is_other_norm = is_norm_with_statistics(name) && !is_known_norm(name);
+  if (!is_core(name) || fills_nothing || is_other_norm || names_one_of(name, kNever)) {
     return Again::kNo;
   }
   return operation.hasTag(at::Tag::nondeterministic_seeded) ? Again::kDraws : Again::kYes;
@@ -147,6 +157,12 @@ OperatorTraits make_traits(const c10::OperatorHandle& operation) {
   made.is_convolution = schema.name().find("convolution") != std::string::npos;
   made.may_vary = may_vary(schema.name());
   made.written = written_by(schema);
+  if (const auto training = schema.argumentIndexWithName("training"); training && is_known_norm(schema.name())) {
+    made.training = static_cast<std::uint8_t>(*training);
+    for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+      made.statistics |= std::uint64_t{is_statistic(schema.name(), schema.arguments()[i])} << i;
+    }
+  }
   return made;
 }
 

@@ -36,8 +36,10 @@ struct OperatorTraits {
   bool writes_all = false;            // of the memory of what it writes, whatever was there
   bool is_compute_bound = false;      // arithmetic that grows faster than the bytes: matmul, attention, convolution
   bool is_convolution = false;
-  bool may_vary = false;      // unless algorithms are deterministic, its bits may differ from run to run
-  std::uint64_t written = 0;  // bit i: the operator may write to argument i
+  bool may_vary = false;         // unless algorithms are deterministic, its bits may differ from run to run
+  std::uint64_t written = 0;     // bit i: the operator may write to argument i
+  std::uint64_t statistics = 0;  // bit i: argument i is written but not read in training, and read only otherwise
+  std::uint8_t training = 0;     // the argument that says whether this is training, where there are statistics
 
   [[nodiscard]] bool may_write_to(std::size_t argument) const {
     return argument >= 64 || ((written >> argument) & 1) != 0;

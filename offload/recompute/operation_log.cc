@@ -74,15 +74,35 @@ bool opens_entry(const OperatorTraits& traits, DispatchKeySet keys) {
          !(traits.is_cast && keys.has_any(c10::autocast_dispatch_keyset));
 }
 
-bool is_as_before(const OperatorTraits& traits, c10::Device device) {
+// A transposed convolution is the backward of another one, to its input.
+bool is_transposed(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  const auto said = schema.argumentIndexWithName("transposed");
+  return said ? arguments[*said].toBool() : schema.name().find("transpose") != std::string::npos;
+}
+
+// cuDNN's forward convolutions have the same bits in each run of one algorithm. Which algorithm runs is looked up by
+// sizes and settings; with benchmarkCuDNN(), each thread measures for itself. Some backward algorithms add in any
+// order. Source: the table of reproducible algorithms in cuDNN's documentation; aten/src/ATen/native/cudnn/Conv_v8.cpp.
+bool is_as_before(const OperatorTraits& traits, const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments,
+                  c10::Device device) {
   const at::Context& settings = at::globalContext();
   if (traits.may_vary && !settings.deterministicAlgorithms()) {  // a CPU's threads add as they come, too
     return false;
   }
-  if (!device.is_cuda()) {
+  if (!device.is_cuda() || !traits.is_convolution) {
     return true;
   }
-  return !(traits.is_convolution && (!settings.deterministicCuDNN() || settings.benchmarkCuDNN()));
+  return !settings.benchmarkCuDNN() && (settings.deterministicCuDNN() || !is_transposed(schema, arguments));
+}
+
+// What the operator does with these arguments.
+OperatorTraits with_arguments(const OperatorTraits& traits, c10::ArrayRef<c10::IValue> arguments) {
+  OperatorTraits now = traits;
+  if (traits.statistics != 0 && !arguments[traits.training].toBool()) {
+    now.written &= ~traits.statistics;
+    now.statistics = 0;
+  }
+  return now;
 }
 
 bool fills_storage(const at::Tensor& tensor) {
@@ -221,7 +241,8 @@ ValueId OperationLog::see(const at::Tensor& tensor) {
 // Returns whether the operation can be run again on them.
 bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IValue> arguments) {
   bool can_run_again = true;
-  const auto take = [&](const at::Tensor& tensor, bool is_written) {
+  const OperatorTraits& traits = entry.traits;
+  const auto take = [&](const at::Tensor& tensor, std::size_t argument) {
     LoggedOperation::TensorArgument& taken = entry.tensors.emplace_back();
     if (!tensor.defined()) {
       return;
@@ -239,11 +260,14 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
     taken.device = tensor.device();
     taken.is_managed = is_managed(tensor);
     taken.requires_grad = tensor.requires_grad();
-    taken.is_filled_anew = is_written && entry.traits.writes_all && fills_storage(tensor);
+    const bool is_written = traits.may_write_to(argument);
+    taken.is_filled_anew =
+        is_written && (traits.writes_all || ((traits.statistics >> argument) & 1) != 0) && fills_storage(tensor);
     taken.offset = tensor.storage_offset();
     taken.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     taken.strides.assign(tensor.strides().begin(), tensor.strides().end());
-    can_run_again = can_run_again && is_as_before(entry.traits, taken.device) && !(is_written && taken.is_managed);
+    can_run_again = can_run_again && !(is_written && taken.is_managed) &&
+                    is_as_before(traits, entry.operation.schema(), arguments, taken.device);
   };
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& argument = arguments[i];
@@ -258,10 +282,10 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
     }
     const std::size_t before = entry.tensors.size();
     if (argument.isTensor()) {
-      take(argument.toTensor(), entry.traits.may_write_to(i));
+      take(argument.toTensor(), i);
     } else {
       for (const c10::IValue& each : argument.toListRef()) {
-        take(each.isTensor() ? each.toTensor() : at::Tensor(), entry.traits.may_write_to(i));
+        take(each.isTensor() ? each.toTensor() : at::Tensor(), i);
       }
     }
     entry.arguments.emplace_back();
@@ -360,11 +384,12 @@ std::shared_ptr<LoggedOperation> OperationLog::entry_of(const c10::OperatorHandl
   return entry;
 }
 
-OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& traits,
+OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& always,
                          DispatchKeySet keys, const torch::jit::Stack& stack)
     : log_(log), before_(log.first_value_ + log.values_.size()) {
   log_.forget_oldest(kMostOperations, kMostValues);
   const c10::ArrayRef<c10::IValue> arguments = torch::jit::last(stack, operation.schema().arguments().size());
+  const OperatorTraits traits = with_arguments(always, arguments);
   for (std::size_t i = 0; traits.written != 0 && i < arguments.size(); ++i) {
     if (traits.may_write_to(i)) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {

@@ -44,7 +44,8 @@ struct LoggedOperation {
     c10::Device device = c10::kCPU;
     bool is_managed = false;
     bool requires_grad = false;
-    bool is_filled_anew = false;  // written from end to end, whatever was there
+    bool is_filled_anew = false;  // written from end to end, whatever was there, or running statistics in training:
+                                  // nothing that is made again depends on them
     std::int64_t offset = 0;
     c10::SmallVector<std::int64_t, 5> sizes;
     c10::SmallVector<std::int64_t, 5> strides;
@@ -146,7 +147,7 @@ class OperationLog {
   // One call of the dispatcher. See Note [What is an operation].
   class Call {
    public:
-    Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& traits,
+    Call(OperationLog& log, const c10::OperatorHandle& operation, const OperatorTraits& always,
          c10::DispatchKeySet keys, const torch::jit::Stack& stack);
     ~Call();
     Call(const Call&) = delete;

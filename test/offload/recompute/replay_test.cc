@@ -204,6 +204,17 @@ TEST_CASE_METHOD(NoLeak, "running statistics are written once", "[recompute]") {
     CHECK(mean.equal(same_mean));
     CHECK(variance.equal(same_variance));
   }
+  CHECK(rig.stats().recomputed.tensors >= 3);  // of the norm and of what is made from the norm, in each step but one
+}
+
+TEST_CASE_METHOD(NoLeak, "a norm that does not train reads its statistics as they are", "[recompute]") {
+  const at::Tensor mean = at::randn({3});
+  const at::Tensor variance = at::ones({3});
+  const auto dropped = dropped_by([&](Inputs& in) {
+    const at::Tensor x = at::conv2d(in.activation({2, 3, 9, 7}), in.leaf({3, 3, 3, 3}), {}, 1, 1);
+    return at::batch_norm(x, in.leaf({3}), {}, mean, variance, /*training=*/false, 0.1, 1e-5, false).exp().pow(2);
+  });
+  CHECK(dropped >= 1);
 }
 
 TEST_CASE_METHOD(NoLeak, "an operation that fails takes nothing from the next", "[recompute]") {
