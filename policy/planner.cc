@@ -48,6 +48,10 @@ class Search {
       choose_how_many_to_recompute();
       change_decisions();
     }
+    const std::vector<bool> nowhere = not_held(record_, best_.decisions);
+    for (std::size_t i = 0; i < nowhere.size(); ++i) {
+      best_.decisions[i] = nowhere[i] ? Decision::kKeep : best_.decisions[i];
+    }
     best_.device_bytes = limits_.device_bytes;
     best_.schedule = make_schedule(record_, predictor_.events(), best_.decisions, limits_.device_bytes);
     return std::move(best_);

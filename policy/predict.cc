@@ -22,6 +22,7 @@ class Predictor::Run {
         record_(predictor.record_),
         decisions_(decisions),
         state_(record_.storages.size()),
+        not_held_(not_held(record_, decisions)),
         schedule_(make_schedule(record_, predictor.events_, decisions, predictor.device_bytes_)),
         least_between_(schedule_.backward.held_bytes),
         link_(predictor.rates_) {}
@@ -31,6 +32,9 @@ class Predictor::Run {
       const Event& event = predictor_.events_[k];
       now_ms_ = std::max(now_ms_, event.ms + delay_ms_);
       finish_copies_out();
+      if (is_of_storage(event) && is_not_held(event.index)) {
+        continue;
+      }
       take(event);
       if (event.what == Event::What::kNeed || backward_has_begun(k)) {
         start_copies_in();
@@ -38,7 +42,7 @@ class Predictor::Run {
     }
     result_.step_ms = record_.end_ms + delay_ms_;
     for (Index i = 0; i < decisions_.size(); ++i) {
-      bytes_of(result_, decisions_[i]) += record_.storages[i].bytes;
+      bytes_of(result_, decisions_[i]) += is_not_held(i) ? 0 : record_.storages[i].bytes;
     }
     return result_;
   }
@@ -57,6 +61,11 @@ class Predictor::Run {
       return result.kept_bytes;
     }
     return decision == Decision::kOffload ? result.offloaded_bytes : result.recomputed_bytes;
+  }
+
+  [[nodiscard]] bool is_not_held(Index i) const { return !not_held_.empty() && not_held_[i]; }
+  static bool is_of_storage(const Event& event) {
+    return event.what != Event::What::kLevel && event.what != Event::What::kBackward;
   }
 
   void take(const Event& event) {
@@ -253,6 +262,7 @@ class Predictor::Run {
   const std::vector<Decision>& decisions_;
 
   std::vector<State> state_;
+  const std::vector<bool> not_held_;  // by storage; empty for none
   const TransferSchedule schedule_;
   const RangeMinimum least_between_;  // of PrefetchSchedule::held_bytes
   std::size_t part_ = 0;              // of backward

@@ -20,9 +20,9 @@ namespace ebb {
 // start copies, and only if the storage fits until its release (PrefetchSchedule). A run that makes several storages
 // starts copies before it begins, and another recipe once it has run. A storage that is still on the device is not
 // copied in. A dropped storage holds nothing until it is needed; its recipe then has the inputs brought back first, and
-// takes its time. What else the run makes is held from then on if it was dropped, too, and is
-// otherwise part of what the run takes besides. Every storage is released at the time in its record. Where waiting
-// does not help, the device's limit is passed, and the predicted peak says so.
+// takes its time. What only recipes ask for is there if one of them is to run. What else a run makes is held from then
+// on if it was dropped, too, and is otherwise part of what the run takes besides. Every storage is released at the time
+// in its record. Where waiting does not help, the device's limit is passed, and the predicted peak says so.
 //
 // Threads: `predict` may be called from any thread.
 class Predictor {

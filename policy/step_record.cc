@@ -33,6 +33,22 @@ StepRecord slowed(StepRecord record, double factor, std::int64_t more_bytes) {
       std::move(record), [factor](double ms) { return ms * factor; }, more_bytes);
 }
 
+std::vector<bool> not_held(const StepRecord& record, const std::vector<Decision>& decisions) {
+  std::vector<bool> none;
+  if (std::ranges::none_of(record.storages, &StorageRecord::is_for_recipes)) {
+    return none;
+  }
+  for (const StorageRecord& storage : record.storages) {
+    none.push_back(storage.is_for_recipes);
+  }
+  for (std::size_t i = 0; i < decisions.size(); ++i) {
+    for (const std::uint32_t input : record.storages[i].inputs) {
+      none[input] = none[input] && decisions[i] != Decision::kRecompute;
+    }
+  }
+  return none;
+}
+
 std::vector<StepEvent> step_events(const StepRecord& record) {
   std::vector<StepEvent> events;
   events.reserve(4 * record.storages.size() + record.other.size() + 1);
@@ -40,8 +56,12 @@ std::vector<StepEvent> step_events(const StepRecord& record) {
     const StorageRecord& storage = record.storages[i];
     events.push_back({storage.saved_ms, StepEvent::What::kSave, i});
     events.push_back({std::max(storage.saved_ms, storage.idle_ms), StepEvent::What::kIdle, i});
-    events.push_back({storage.needed_ms, StepEvent::What::kNeed, i});
-    events.push_back({std::max(storage.released_ms, storage.needed_ms), StepEvent::What::kRelease, i});
+    double last_ms = std::max(storage.saved_ms, storage.idle_ms);
+    if (!storage.is_for_recipes) {
+      events.push_back({storage.needed_ms, StepEvent::What::kNeed, i});
+      last_ms = storage.needed_ms;
+    }
+    events.push_back({std::max(storage.released_ms, last_ms), StepEvent::What::kRelease, i});
   }
   for (std::uint32_t i = 0; i < record.other.size(); ++i) {
     events.push_back({record.other[i].ms, StepEvent::What::kLevel, i});

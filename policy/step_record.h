@@ -25,11 +25,13 @@ struct StorageRecord {
   std::uint64_t other_bytes = 0;  // the other memory at needed_ms, before backward goes on
 
   Recompute recompute = Recompute::kNo;
-  double recompute_ms = 0;              // the time of the recipe's operation alone, with its inputs on the device
-  std::uint64_t recompute_bytes = 0;    // the memory that the operation takes besides its inputs and its result
-  std::uint32_t made_with = kAlone;     // the next of the storages that one run of the recipe makes together, as a
-                                        // checkpointed region's does; the last names the first. They have the time and
-                                        // the memory of the whole run, and the same inputs
+  double recompute_ms = 0;            // the time of the recipe's operation alone, with its inputs on the device
+  std::uint64_t recompute_bytes = 0;  // the memory that the operation takes besides its inputs and its result
+  std::uint32_t made_with = kAlone;   // the next of the storages that one run of the recipe makes together, as a
+                                      // checkpointed region's does; the last names the first. They have the time and
+                                      // the memory of the whole run, and the same inputs
+  bool is_for_recipes = false;        // backward never asks for it, but recipes do: with no storage recomputed that has
+                                      // it among its inputs, nothing holds it
   std::vector<std::uint32_t> inputs{};  // the recipe's inputs, as indices into StepRecord::storages, each below the
                                         // storage's own; without inputs that stay on the device anyway
 };
@@ -68,6 +70,9 @@ void for_each_made_with(const StepRecord& record, std::uint32_t i, const What& w
     each = next == StorageRecord::kAlone ? i : next;
   } while (each != i);
 }
+
+// The storages that nothing holds under these decisions: is_for_recipes. Empty: there are none.
+[[nodiscard]] std::vector<bool> not_held(const StepRecord& record, const std::vector<Decision>& decisions);
 
 // The record with each time, but for those that recipes take, as `later` has it, and so much more other memory.
 [[nodiscard]] StepRecord changed(StepRecord record, const std::function<double(double)>& later,

@@ -21,12 +21,17 @@ class Walk {
         device_bytes_(device_bytes),
         brought_(decisions.size()),
         release_part_(decisions.size()),
+        not_held_(not_held(record, decisions)),
         stash_{std::vector<std::uint64_t>(decisions.size(), kUnlimited), kUnlimited} {}
 
   TransferSchedule run(const std::vector<StepEvent>& events) {
     backward_.needed.reserve(decisions_.size());
     backward_.held_bytes.reserve(decisions_.size() + 1);
     for (const StepEvent& event : events) {
+      const bool is_of_storage = event.what != StepEvent::What::kLevel && event.what != StepEvent::What::kBackward;
+      if (is_of_storage && !not_held_.empty() && not_held_[event.index]) {
+        continue;
+      }
       take(event);
       lower_stash(event.what == StepEvent::What::kNeed ? std::max(other_, recipes_bytes_) : other_);
     }
@@ -150,6 +155,7 @@ class Walk {
   std::uint64_t* stash_bound_ = nullptr;  // of the stash at present
   bool level_is_of_forward_ = false;      // in the first part, until a level or a need takes over
   std::vector<Index> release_part_;       // by storage: the part in which the storage is released
+  const std::vector<bool> not_held_;      // by storage; empty for none
   StashSchedule stash_;
   PrefetchSchedule backward_;
 };

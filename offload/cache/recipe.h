@@ -39,6 +39,9 @@ class Recipe {
   // Whether the program itself has said that the bytes can be made again.
   [[nodiscard]] virtual bool is_given() const { return false; }
 
+  // Whether nobody can write, unseen, to what the recipe begins from and autograd does not check.
+  [[nodiscard]] virtual bool is_safe() const { return true; }
+
   // Copies what the recipe begins from that nothing else keeps. To be called once, in the operation that the recipe was
   // found in. Throws c10::OutOfMemoryError.
   virtual void settle() {}

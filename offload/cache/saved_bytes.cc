@@ -11,7 +11,7 @@ namespace ebb {
 
 c10::Storage Source::lock() const {
   c10::intrusive_ptr<c10::StorageImpl> source = storage_.lock();
-  if (!source || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
+  if (!source || has_parted_ || source->nbytes() != bytes_ || (Recipe::runs_here() && was_swapped(*source))) {
     return {};
   }
   return c10::Storage(std::move(source));
@@ -37,7 +37,7 @@ void SavedBytes::count_source(Gauge::Lease& lease) {
 
 bool SavedBytes::source_has_changed() const {
   if (is_resident()) {
-    return !has_its_memory(resident_);
+    return !as_saved_.has_parted() && !has_its_memory(resident_);
   }
   return state_ == State::kRestored && restored_.first->is_source() &&
          as_saved_.was_swapped(*restored_.first->storage().unsafeGetStorageImpl());
@@ -62,6 +62,24 @@ SavedBytes::Dropped SavedBytes::drop(std::unique_ptr<Recipe> recipe) {
   recipe_ = std::move(recipe);
   go(State::kResident, State::kOffDevice);
   return {std::exchange(on_device_, nullptr), std::exchange(resident_, {})};
+}
+
+SavedBytes::Parted SavedBytes::part(c10::Storage copy) {
+  Parted parted;
+  std::erase_if(handed_out_,
+                [this](const HandedOut& each) { return each.storage._unsafe_get_target() == as_saved_.identity(); });
+  if (is_resident()) {
+    parted.source = std::exchange(resident_, std::move(copy));
+    return parted;
+  }
+  if (home_) {
+    parted.copied_out = home_->copied_out();
+  }
+  if (state_ == State::kRestored && restored_.first->is_source()) {
+    parted.restored = restored_.first;
+    forget(parted.restored);
+  }
+  return parted;
 }
 
 c10::Storage SavedBytes::for_capture(const c10::Storage& source) const {

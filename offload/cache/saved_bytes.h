@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "offload/cache/residency.h"
 #include "offload/cache/stash.h"
 #include "streams/base/block_pool.h"
+#include "streams/base/ticket.h"
 
 namespace ebb {
 
@@ -34,6 +36,10 @@ class Source {
   // The address, only to compare: the storage may have been destroyed.
   [[nodiscard]] const c10::StorageImpl* identity() const { return storage_._unsafe_get_target(); }
 
+  // Notes that the bytes are about to be written to: from now on nobody finds them here, whoever holds them.
+  void part() { has_parted_ = true; }
+  [[nodiscard]] bool has_parted() const { return has_parted_; }
+
   // Whether `storage` is the source, and has other memory than at its save.
   [[nodiscard]] bool was_swapped(const c10::StorageImpl& storage) const {
     return &storage == identity() && storage.data() != data_;
@@ -48,6 +54,7 @@ class Source {
   const std::size_t bytes_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const void* const data_;
+  std::atomic<bool> has_parted_{false};
 };
 
 // The bytes of one saved storage, and where they are: on the device, in a block of the tier, or nowhere, with a recipe
@@ -104,11 +111,18 @@ class SavedBytes {
   // Lives while ebb refers to the source: resident or in the stash, and from there restored or lent. Never changes.
   [[nodiscard]] const std::weak_ptr<Gauge::Lease>& held_by_ebb() const { return source_lease_; }
 
+  // How many references to the source ebb has, each of which has the lease, too.
+  [[nodiscard]] std::size_t references_of_ebb() const {
+    return static_cast<std::size_t>(source_lease_.use_count() - (lent_ != nullptr ? 1 : 0));
+  }
+
   // Counts the source of a storage that stays, as held on the device, by this lease; an earlier lease comes back.
   void count_source(Gauge::Lease& lease);
 
   // Whether the source is resident, and of the sizes and in the memory that it was saved in.
-  [[nodiscard]] bool is_as_saved() const { return is_resident() && has_its_memory(resident_); }
+  [[nodiscard]] bool is_as_saved() const {
+    return is_resident() && !as_saved_.has_parted() && has_its_memory(resident_);
+  }
 
   // Whether the program has resized the source, or given it other memory, while the source was held here. A recipe's
   // inputs must be as they were saved.
@@ -123,6 +137,15 @@ class SavedBytes {
 
   // Lets go of the source, which `recipe` makes again.
   [[nodiscard]] Dropped drop(std::unique_ptr<Recipe> recipe);
+
+  // The source has parted: `copy` takes its place where it is resident. Returns what refers to it, and the ticket of
+  // the copy out, which whoever is to write has to wait for.
+  struct Parted {
+    c10::Storage source;
+    std::shared_ptr<Fetched> restored;
+    Ticket copied_out;
+  };
+  [[nodiscard]] Parted part(c10::Storage copy);
 
   // The bytes, if they have not left the device; throws c10::Error otherwise. See Note [CUDA graphs] in save_hook.h.
   // `source`: of Source::lock().

@@ -45,7 +45,11 @@ std::string_view why(const StorageRecord& storage, Decision decision, bool met) 
 // One row for each operation, decision and reason, the row with the most bytes first.
 std::vector<Row> rows_of(const StepPlanner::Known& known, bool met) {
   std::map<std::tuple<std::string_view, Decision, std::string_view>, Row> found;
+  const std::vector<bool> nowhere = not_held(known.record, known.plan->decisions);
   for (std::size_t i = 0; i < known.signature.size(); ++i) {
+    if (!nowhere.empty() && nowhere[i]) {
+      continue;
+    }
     const StorageRecord& storage = known.record.storages[i];
     const Decision decision = known.plan->decisions[i];
     const std::string_view name = known.signature[i].operation;

@@ -93,8 +93,8 @@ std::shared_ptr<ManagedSet> PlanFollower::managed() {
   return managed_.lock();
 }
 
-Decision PlanFollower::decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                              const Recipe* recipe) {
+Decision PlanFollower::decide(Candidate& candidate, const c10::Storage& storage, SavedStorage& saved, SavedStep& step,
+                              const Recipe* recipe, bool is_for_recipes) {
   const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
   const Decision decision = [&] {
     const MutexLock lock(mutex_);
@@ -103,9 +103,9 @@ Decision PlanFollower::decide(Candidate& candidate, const at::Tensor& tensor, Sa
     std::uint32_t index = 0;
     if (recorder != nullptr) {
       using Inputs = std::vector<const SavedStorage*>;
-      index = recorder->saved(tensor.storage(), candidate.recompute,
+      index = recorder->saved(storage, candidate.recompute,
                               indices_in(*recorder, recipe == nullptr ? Inputs() : recipe->inputs()),
-                              saved.held_by_ebb(), recipe == nullptr ? 0 : recipe->run_of_several());
+                              saved.held_by_ebb(), recipe == nullptr ? 0 : recipe->run_of_several(), is_for_recipes);
     }
     saved.enter_step(static_cast<std::uint32_t>(candidate.ordinal), recorder, index);
     return decided;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include "offload/device_meter.h"
 #include "offload/options.h"
@@ -48,9 +48,9 @@ class PlanFollower {
 
   [[nodiscard]] ShardedLeaves& leaves() { return leaves_; }
 
-  // As Decider::decide, for a candidate whose ordinal is not known yet.
-  [[nodiscard]] Decision decide(Candidate& candidate, const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                                const Recipe* recipe);
+  // As Decider::decide, for a candidate whose ordinal is not known yet. `is_for_recipes`: as in StepRecorder::saved.
+  [[nodiscard]] Decision decide(Candidate& candidate, const c10::Storage& storage, SavedStorage& saved, SavedStep& step,
+                                const Recipe* recipe, bool is_for_recipes = false);
 
   // Says that no block was free for a storage of so many bytes that was to be offloaded. Warns once that the budget may
   // be exceeded. Later plans offload no more than there is when backward begins.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -132,19 +131,19 @@ c10::IValue list_of(const std::vector<at::Tensor>& tensors, const c10::Type& typ
 
 class LogRecipe::Search {
  public:
-  Search(const OperationLog& log, const c10::Storage& target)
+  Search(const OperationLog& log, const c10::Storage& target, std::optional<std::size_t> least_bytes)
       : log_(log),
         target_(target.unsafeGetStorageImpl()),
+        target_bytes_(target.nbytes()),
+        device_(target.device()),
+        least_bytes_(least_bytes),
         small_bytes_(std::min(kSmallBytes, target.nbytes() / kLeastSaving)) {}
 
-  // Whether the value can be made, beginning from others.
-  bool make(ValueId id) {
-    if (visited_.contains(id)) {
-      return true;
-    }
+  // Whether the value can be made, beginning from others. `by_arithmetic`: also by operations that are bound by it.
+  bool make(ValueId id, bool by_arithmetic = true) {
     const OperationLog::Value* const value = log_.value(id);
     const auto maker = value == nullptr ? nullptr : log_.operation(value->maker);
-    if (maker == nullptr || operations_.size() >= kMostSteps) {
+    if (maker == nullptr || operations_.size() >= kMostSteps || (maker->traits.is_compute_bound && !by_arithmetic)) {
       return false;
     }
     const LoggedOperation& operation = *maker;
@@ -153,12 +152,13 @@ class LogRecipe::Search {
         stream != c10::impl::VirtualGuardImpl(stream.device_type()).getStream(stream.device())) {
       return false;
     }
-    visited_.insert(id);
-    if (!operations_.insert(value->maker).second) {
+    visited_.push_back(id);
+    if (std::ranges::find(operations_, value->maker) != operations_.end()) {
       return true;
     }
+    operations_.push_back(value->maker);
     return std::ranges::all_of(operation.tensors, [&](const Argument& each) {
-      return each.value == kNoValue || each.is_filled_anew || have(each);
+      return each.value == kNoValue || each.is_filled_anew || have(each, by_arithmetic);
     });
   }
 
@@ -167,7 +167,7 @@ class LogRecipe::Search {
     std::size_t copied_bytes = 0;
     for (const auto& root : roots_) {
       depth = std::max(depth, root->use ? root->use->storage()->recipe_depth() : 0);
-      copied_bytes += root->save == nullptr ? root->storage.nbytes() : 0;
+      copied_bytes += root->save == nullptr && !root->version ? root->storage.nbytes() : 0;
     }
     if (depth + 1 > kMaxRecipeDepth || copied_bytes > tensor.storage().nbytes() / kLeastSaving) {
       return nullptr;
@@ -181,6 +181,7 @@ class LogRecipe::Search {
     for (const auto& root : roots_) {
       seen.emplace(root->value, seen.size());
     }
+    std::ranges::sort(operations_);
     for (const std::uint64_t place : operations_) {
       const auto operation = log_.operation(place);
       found->cost_ = operation->traits.is_compute_bound ? Recompute::kComputeBound : found->cost_;
@@ -201,17 +202,53 @@ class LogRecipe::Search {
  private:
   // Whether the value is there, or can be made. Nothing is made again behind a tensor without a gradient: what that was
   // computed from may be written to, because the graph does not lead there.
-  bool have(const Argument& argument) {
+  bool have(const Argument& argument, bool by_arithmetic) {
     const ValueId id = argument.value;
-    if (visited_.contains(id)) {
+    if (std::ranges::find(visited_, id) != visited_.end() || begin_from(id, root_of(argument))) {
       return true;
     }
-    if (auto root = root_of(argument)) {
-      roots_.push_back(std::move(root));
-      visited_.insert(id);
+    if (!argument.requires_grad) {
+      return false;
+    }
+    const std::size_t visited = visited_.size();
+    const std::size_t operations = operations_.size();
+    const std::size_t roots = roots_.size();
+    if (make(id, /*by_arithmetic=*/false)) {
       return true;
     }
-    return argument.requires_grad && make(id);
+    visited_.resize(visited);
+    operations_.resize(operations);
+    roots_.resize(roots);
+    return begin_from(id, unsaved_root_of(argument)) || (by_arithmetic && make(id));
+  }
+
+  bool begin_from(ValueId id, std::unique_ptr<Root> root) {
+    if (root == nullptr) {
+      return false;
+    }
+    roots_.push_back(std::move(root));
+    visited_.push_back(id);
+    return true;
+  }
+
+  // Of Note [Values that nobody saves].
+  [[nodiscard]] std::unique_ptr<Root> unsaved_root_of(const Argument& argument) const {
+    const OperationLog::Value* const value = log_.value(argument.value);
+    const bool may_be = least_bytes_ && value != nullptr && value->bytes >= *least_bytes_ &&
+                        value->bytes <= target_bytes_ && argument.device == device_ && !argument.is_of_leaf &&
+                        !argument.is_managed && log_.is_current(argument.value) && value->save.expired();
+    auto alive = may_be ? value->storage.lock() : nullptr;
+    if (!alive || alive.get() == target_ || alive->nbytes() != value->bytes ||
+        alive->data_ptr().get_context() == nullptr) {  // memory that LibTorch does not own
+      return nullptr;
+    }
+    return std::unique_ptr<Root>(new Root{.value = argument.value,
+                                          .like = argument,
+                                          .save = nullptr,
+                                          .use = {},
+                                          .storage = c10::Storage(std::move(alive)),
+                                          .version = value->counter,
+                                          .version_was = value->version});
   }
 
   [[nodiscard]] std::unique_ptr<Root> root_of(const Argument& argument) {
@@ -220,8 +257,8 @@ class LogRecipe::Search {
       return nullptr;
     }
     const OperationLog::Value& value = *known;
-    std::unique_ptr<Root> root(
-        new Root{.value = argument.value, .like = argument, .save = value.save.lock(), .use = {}, .storage = {}});
+    std::unique_ptr<Root> root(new Root{
+        .value = argument.value, .like = argument, .save = value.save.lock(), .use = {}, .storage = {}, .version = {}});
     if (root->save != nullptr && root->save->version.holds()) {
       if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
         const bool is_target = saved->source().identity() == target_;  // in another version
@@ -249,19 +286,38 @@ class LogRecipe::Search {
 
   const OperationLog& log_;
   const c10::StorageImpl* const target_;
+  const std::size_t target_bytes_;
+  const c10::Device device_;
+  const std::optional<std::size_t> least_bytes_;
   const std::size_t small_bytes_;  // of a value that may be copied
-  std::set<ValueId> visited_;
-  std::set<std::uint64_t> operations_;  // by place, which is their order
+  // Few, and what a try has added is taken back from the end.
+  std::vector<ValueId> visited_;
+  std::vector<std::uint64_t> operations_;  // by place, which is their order
   std::vector<std::unique_ptr<Root>> roots_;
 };
 
-std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Tensor& tensor) {
+std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Tensor& tensor,
+                                           std::optional<std::size_t> least_bytes) {
   const ValueId id = log.value_of(tensor);
   if (id == kNoValue || is_customs(tensor)) {
     return nullptr;
   }
-  Search search(log, tensor.storage());
+  Search search(log, tensor.storage(), least_bytes);
   return search.make(id) ? search.recipe(tensor, id) : nullptr;
+}
+
+void LogRecipe::save_values(const SaveValue& save) {
+  for (const auto& root : roots_) {
+    if (root->version) {
+      root->use.emplace(save(root->value, root->storage));
+      root->storage = {};
+    }
+  }
+}
+
+bool LogRecipe::is_safe() const {
+  return std::ranges::none_of(
+      roots_, [](const auto& root) { return root->version && root->use->storage()->is_held_by_program(); });
 }
 
 c10::Storage copy_of(const c10::Storage& storage) {
@@ -292,27 +348,36 @@ std::vector<const SavedStorage*> LogRecipe::inputs() const {
 void LogRecipe::settle() {
   const Below below;
   for (const auto& root : roots_) {
-    if (root->save == nullptr) {
+    if (root->save == nullptr && !root->version) {
       root->storage = copied(root->storage, root->like.device);
     }
   }
 }
 
+void LogRecipe::check(const Root& root) {
+  if (root.version) {
+    TORCH_CHECK(
+        root.use->storage()->source().has_parted() || root.version->current_version() == root.version_was,
+        "one of the variables needed for gradient computation has been modified by an inplace operation: what a "
+        "saved tensor is recomputed from is at version ",
+        root.version->current_version(), "; expected version ", root.version_was, " instead.");
+  } else if (root.save == nullptr) {
+    return;
+  } else if (!root.save->version.holds()) {
+    const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, root.like.device));
+    root.save->version.check(tensor_over(none, root.like));
+  }
+  TORCH_CHECK(root.use ? !root.use->storage()->source_has_changed()
+                       : root.like.is_managed ||
+                             (root.storage.data() == root.save->data && root.storage.nbytes() == root.like.bytes),
+              "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has been "
+              "resized or replaced since. Have the policy keep or offload what is computed from such tensors.");
+}
+
 LogRecipe::Bytes LogRecipe::begin() const {
   Bytes have;
   for (const auto& root : roots_) {
-    if (root->save != nullptr) {
-      if (!root->save->version.holds()) {
-        const c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, root->like.device));
-        root->save->version.check(tensor_over(none, root->like));
-      }
-      TORCH_CHECK(root->use ? !root->use->storage()->source_has_changed()
-                            : root->like.is_managed || (root->storage.data() == root->save->data &&
-                                                        root->storage.nbytes() == root->like.bytes),
-                  "ebb: a saved tensor is to be recomputed, but the memory of a tensor that it was computed from has "
-                  "been resized or replaced since. Have the policy keep or offload what is computed from such "
-                  "tensors.");
-    }
+    check(*root);
     have.emplace(root->value, root->use ? root->use->get() : root->storage);
   }
   return have;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,7 +37,22 @@ class LogRecipe final : public Recipe {
  public:
   // The recipe for the storage of `tensor`, which the calling thread's log has, as its bytes are now. Null if there is
   // none, none within kMaxRecipeDepth, or where an operation ran on another stream than the current one.
-  [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor);
+  //
+  // Note [Values that nobody saves]
+  // A norm's cast to float32 is saved, and the sum before it is not: to make the cast again, all layers before would
+  // have to run. So a recipe may begin from what the program holds now, if what lies before takes arithmetic. Such a
+  // value has at least `least_bytes`, or there is none, and no more bytes than the storage. The value has to be saved
+  // with the recipe: save_values(). The program may write to the memory, as without ebb: where the log sees the write,
+  // the bytes are copied before (SavedStorage::part_from_source). The log sees none once the guard has ended, so only a
+  // recipe is believed whose values the program had let go of when backward came (is_safe). Backward raises LibTorch's
+  // error for a write that nobody has seen.
+  [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor,
+                                                       std::optional<std::size_t> least_bytes = std::nullopt);
+
+  // Has `save` save each value that the recipe begins from and that autograd does not save. To be called once, before
+  // inputs() and settle(), in the operation that the recipe was found in.
+  using SaveValue = std::function<std::shared_ptr<SavedStorage>(ValueId value, const c10::Storage& storage)>;
+  void save_values(const SaveValue& save);
 
   [[nodiscard]] Recompute cost() const override { return cost_; }
   [[nodiscard]] std::vector<const SavedStorage*> inputs() const override;
@@ -48,18 +64,22 @@ class LogRecipe final : public Recipe {
   struct Root {
     ValueId value;
     LoggedOperation::TensorArgument like;
-    std::shared_ptr<const OperationLog::Save> save;  // null: of a small value, whose bytes settle() copies
+    std::shared_ptr<const OperationLog::Save> save;  // null: of a value that autograd has not saved
     std::optional<SavedStorage::Use> use;            // where a SavedStorage has the bytes
     c10::Storage storage;                            // where not
+    std::optional<c10::VariableVersion> version;     // of what save_values() saves; else settle() copies the bytes
+    std::uint32_t version_was = 0;
   };
   [[nodiscard]] const std::vector<std::unique_ptr<Root>>& roots() const { return roots_; }
 
+  [[nodiscard]] bool is_safe() const override;
   void settle() override;
 
  private:
   class Search;
 
   explicit LogRecipe(int depth) : Recipe(depth) {}
+  static void check(const Root& root);
   [[nodiscard]] c10::Storage make() override;
   using Bytes = std::map<ValueId, c10::Storage>;
   [[nodiscard]] Bytes begin() const;

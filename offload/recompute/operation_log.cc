@@ -14,6 +14,7 @@
 #include "offload/base/autograd_info.h"
 #include "offload/base/log.h"
 #include "offload/base/managed_key.h"
+#include "offload/steps/saved_step.h"
 
 namespace ebb {
 namespace {
@@ -125,6 +126,10 @@ std::vector<std::uint8_t> random_state(c10::Device device) {
 
 void include_key(bool included) { c10::impl::tls_set_dispatch_key_included(kManagedKey, included); }
 
+bool is_of_leaf(const at::Tensor& tensor, const AutogradInfo& info) {
+  return info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf());
+}
+
 const c10::VariableVersion& counter_of_tensor(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter();
 }
@@ -195,7 +200,12 @@ void OperationLog::forget() {
   now_.clear();
 }
 
-void OperationLog::forget_but(std::size_t operations) { forget_oldest(operations, 2 * operations); }
+void OperationLog::forget_but(std::size_t operations) {
+  forget_oldest(operations, 2 * operations);
+  for (Value& value : values_) {
+    value.asked.reset();
+  }
+}
 
 void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
   for (; operations_.size() > operations; ++first_operation_) {
@@ -260,6 +270,7 @@ bool OperationLog::take_arguments(LoggedOperation& entry, c10::ArrayRef<c10::IVa
     taken.device = tensor.device();
     taken.is_managed = is_managed(tensor);
     taken.requires_grad = tensor.requires_grad();
+    taken.is_of_leaf = taken.requires_grad && is_of_leaf(tensor, AutogradInfo(tensor));
     const bool is_written = traits.may_write_to(argument);
     taken.is_filled_anew =
         is_written && (traits.writes_all || ((traits.statistics >> argument) & 1) != 0) && fills_storage(tensor);
@@ -321,6 +332,12 @@ void OperationLog::close(bool failed) {
   }
 }
 
+std::optional<OperationLog::Value::Asked> OperationLog::asked_about(ValueId id, const SavedStep& step) const {
+  const Value* const value = this->value(id);
+  const bool is_asked = value != nullptr && value->asked && value->asked->step.lock().get() == &step;
+  return is_asked ? value->asked : std::nullopt;
+}
+
 bool OperationLog::is_current(ValueId id) const {
   const Value* const value = this->value(id);
   const auto now = value == nullptr ? now_.end() : now_.find(value->storage._unsafe_get_target());
@@ -332,12 +349,11 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
   if (!is_tracked(tensor)) {
     return nullptr;
   }
-  const bool is_leaf = info.is_leaf() || (info.is_view() && AutogradInfo(tensor._base()).is_leaf());
   const auto save = std::make_shared<const Save>(Save{.version = VersionCheck(tensor, info),
                                                       .storage = storage,
                                                       .passes_through = storage == nullptr,
                                                       .data = is_managed(tensor) ? nullptr : tensor.storage().data(),
-                                                      .is_of_leaf = is_leaf && storage == nullptr});
+                                                      .is_of_leaf = storage == nullptr && is_of_leaf(tensor, info)});
   const auto is_its_storage = [&](const auto& each) { return each.first.storage().is_alias_of(tensor.storage()); };
   const bool is_written_now = is_open_ && std::ranges::any_of(*written_now_, is_its_storage);
   const ValueId known = is_written_now ? kNoValue : value_of(tensor);
@@ -394,7 +410,11 @@ OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation
     if (traits.may_write_to(i)) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         if (is_tracked(tensor)) {
-          written_.emplace_back(tensor, log_.see(tensor));
+          const ValueId before = log_.see(tensor);
+          written_.emplace_back(tensor, before);
+          if (const auto tell = std::exchange(log_.values_[before - log_.first_value_].before_write, nullptr)) {
+            tell();
+          }
         }
       });
     }

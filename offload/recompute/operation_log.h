@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,10 +22,12 @@
 
 #include "offload/base/operator_traits.h"
 #include "offload/tensors/version_check.h"
+#include "policy/policy.h"
 
 namespace ebb {
 
 class AutogradInfo;
+class SavedStep;
 class SavedStorage;
 
 // Whether a custom function has returned the tensor, or what the tensor is a view of.
@@ -44,6 +47,7 @@ struct LoggedOperation {
     c10::Device device = c10::kCPU;
     bool is_managed = false;
     bool requires_grad = false;
+    bool is_of_leaf = false;      // a leaf or a view of one
     bool is_filled_anew = false;  // written from end to end, whatever was there, or running statistics in training:
                                   // nothing that is made again depends on them
     std::int64_t offset = 0;
@@ -105,6 +109,14 @@ class OperationLog {
     std::uint64_t maker = kOpaque;        // the operation's place in the log
     bool is_foreign = false;              // the memory was seen before any call returned it
     std::weak_ptr<const Save> save = {};  // the last one
+    // What was decided about the value itself, which a recipe begins from and autograd does not save.
+    struct Asked {
+      std::weak_ptr<const SavedStep> step;
+      std::uint32_t ordinal;
+      Decision decision;
+    };
+    std::optional<Asked> asked = {};
+    std::function<void()> before_write = {};  // to be called before an operation writes to the memory
   };
   static constexpr std::uint64_t kOpaque = ~std::uint64_t{0};
 
@@ -188,6 +200,15 @@ class OperationLog {
     return place - first_operation_ < operations_.size() ? operations_[place - first_operation_] : nullptr;
   }
 
+  // Notes what was decided about the value in a step; and what that was, nullopt for nothing.
+  void asked(ValueId id, const Value::Asked& about) { values_[id - first_value_].asked = about; }
+  [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, const SavedStep& step) const;
+
+  // Has `what` called before the first operation of the thread that writes to the value's memory.
+  void before_write(ValueId id, std::function<void()> what) {
+    values_[id - first_value_].before_write = std::move(what);
+  }
+
   // Whether the storage still has this value, as far as the log knows.
   [[nodiscard]] bool is_current(ValueId id) const;
 
@@ -196,7 +217,7 @@ class OperationLog {
   [[nodiscard]] std::shared_ptr<const void> saved(const at::Tensor& tensor, const AutogradInfo& info,
                                                   const std::shared_ptr<SavedStorage>& storage);
 
-  // Forgets all but the newest operations.
+  // Forgets all but the newest operations, and what was decided about values.
   void forget_but(std::size_t operations);
   void forget();
 

@@ -28,8 +28,9 @@ bool StepRecorder::is_on(c10::Stream stream) const {
 }
 
 std::uint32_t StepRecorder::saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
-                                  std::weak_ptr<const void> held, std::uint64_t run) {
-  StorageRecord record{.bytes = storage.nbytes(), .recompute = recompute, .inputs = std::move(inputs)};
+                                  std::weak_ptr<const void> held, std::uint64_t run, bool is_for_recipes) {
+  StorageRecord record{
+      .bytes = storage.nbytes(), .recompute = recompute, .is_for_recipes = is_for_recipes, .inputs = std::move(inputs)};
   std::uint32_t index = 0;
   {
     const MutexLock lock(mutex_);
@@ -314,6 +315,7 @@ StepRecord StepRecorder::record() const {
   for (std::size_t i = 0; i < storages_.size(); ++i) {
     StorageRecord& storage = result.storages[i];
     storage.needed_ms = storages_[i].needed ? storage.needed_ms : result.end_ms;
+    storage.is_for_recipes = storage.is_for_recipes && !storages_[i].needed;
     storage.bytes = storages_[i].idle ? storage.bytes : 0;
     storage.released_ms = storages_[i].released ? storage.released_ms : result.end_ms;
   }

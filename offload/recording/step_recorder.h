@@ -59,11 +59,11 @@ class StepRecorder {
 
   // Notes that a storage is about to be saved, and returns its index. `recompute`, `inputs`: as in StorageRecord.
   // `run`: the number of the run that makes the storage again together with others, as Recipe::run_of_several(); 0 for
-  // none. `held`: lives while ebb itself holds one reference to the storage, as the stash does. The forward pass has
-  // let go of the storage when nothing but this reference is left; an object of Python's, idle or not, counts as the
-  // program's.
+  // none. `is_for_recipes`: autograd does not save the storage, or only later. `held`: lives while ebb itself holds one
+  // reference to the storage, as the stash does. The forward pass has let go of the storage when nothing but this
+  // reference is left; an object of Python's, idle or not, counts as the program's.
   std::uint32_t saved(const c10::Storage& storage, Recompute recompute, std::vector<std::uint32_t> inputs,
-                      std::weak_ptr<const void> held = {}, std::uint64_t run = 0);
+                      std::weak_ptr<const void> held = {}, std::uint64_t run = 0, bool is_for_recipes = false);
 
   // Notes that the storage stays on the device, whatever the policy has decided.
   void kept(std::uint32_t index) noexcept;

@@ -43,8 +43,13 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 Decider::~Decider() = default;
 
 Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                                 const MakeRecipe& make_recipe) {
-  Found found = find_recipe(tensor, step, make_recipe);
+                                 const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value) {
+  const OperationLog* const log = OperationLog::here();
+  if (const auto asked = log == nullptr ? std::nullopt : log->asked_about(log->value_of(tensor), step)) {
+    saved.enter_step(asked->ordinal, nullptr, 0);
+    return {.decision = asked->decision, .found = {}};
+  }
+  Found found = find_recipe(tensor, step, make_recipe, save_value);
   const Recipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
   Candidate candidate;
   candidate.bytes = tensor.storage().nbytes();
@@ -58,12 +63,28 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
     candidate.operation = operation;
   }
   candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
-  const Decision decision =
-      plans_ != nullptr ? plans_->decide(candidate, tensor, saved, step, recipe) : ask_policy(candidate, step);
+  const Decision decision = plans_ != nullptr ? plans_->decide(candidate, tensor.storage(), saved, step, recipe)
+                                              : ask_policy(candidate, step);
   if (const auto recorder = step.recorder(); recorder != nullptr && found.is_awaited) {
     recorder->awaits_recipes();
   }
   return {decision, std::move(found)};
+}
+
+Decision Decider::decide_about_value(ValueId value, const c10::Storage& storage, SavedStorage& saved, SavedStep& step) {
+  OperationLog& log = *OperationLog::here();
+  if (const auto asked = log.asked_about(value, step)) {
+    saved.enter_step(asked->ordinal, nullptr, 0);
+    return asked->decision;
+  }
+  Candidate candidate{.bytes = storage.nbytes(), .operation = "(not saved by autograd)"};
+  const Decision decision = plans_ != nullptr
+                                ? plans_->decide(candidate, storage, saved, step, nullptr, /*is_for_recipes=*/true)
+                                : ask_policy(candidate, step);
+  log.asked(
+      value,
+      {.step = step.weak_from_this(), .ordinal = static_cast<std::uint32_t>(candidate.ordinal), .decision = decision});
+  return decision;
 }
 
 // Note [Proofs]
@@ -71,7 +92,8 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
 // So a recipe is proven before anything is dropped for it: the bytes stay or move, and where backward asks for them,
 // the recipe makes them beside, from what is there then, and the two are compared. A proof holds for a place in a step
 // and the sequence of operations there, whatever the sizes, until one is refuted.
-Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe) {
+Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe,
+                                    const LogRecipe::SaveValue& save_value) {
   if (!needs_recipes_ || in_backward()) {
     return {};
   }
@@ -88,25 +110,36 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, c
   if (place >= kMostPlaces) {
     return {};
   }
-  Found found = make_recipe == nullptr ? found_in(*log, tensor) : Found{.recipe = make_recipe()};
+  if (make_recipe == nullptr) {
+    return found_in(*log, tensor, place, save_value);
+  }
+  Found found{.recipe = make_recipe()};
+  look_for_proof(found, place);
+  return found;
+}
+
+Decider::Found Decider::found_in(const OperationLog& log, const at::Tensor& tensor, std::uint64_t place,
+                                 const LogRecipe::SaveValue& save_value) {
+  std::unique_ptr<LogRecipe> recipe = LogRecipe::find(log, tensor, least_bytes_);
+  if (recipe == nullptr) {
+    return {};
+  }
+  const std::optional<bool> may = plans_ == nullptr ? std::optional(true) : plans_->leaves().may_compute(*recipe);
+  if (!may.value_or(false)) {
+    return {.recipe = nullptr, .is_awaited = !may};
+  }
+  LogRecipe& logged = *recipe;
+  Found found{.recipe = std::move(recipe)};
+  look_for_proof(found, place);
   if (found.recipe != nullptr) {
-    look_for_proof(found, place);
+    logged.save_values(save_value);
   }
   return found;
 }
 
-Decider::Found Decider::found_in(const OperationLog& log, const at::Tensor& tensor) {
-  auto recipe = LogRecipe::find(log, tensor);
-  if (recipe == nullptr || plans_ == nullptr) {
-    return {.recipe = std::move(recipe)};
-  }
-  const std::optional<bool> may = plans_->leaves().may_compute(*recipe);
-  return may.value_or(false) ? Found{.recipe = std::move(recipe)} : Found{.recipe = nullptr, .is_awaited = !may};
-}
-
 void Decider::look_for_proof(Found& found, std::uint64_t place) {
-  if (found.recipe->is_given()) {
-    found.is_proven = true;
+  if (found.recipe == nullptr || found.recipe->is_given()) {
+    found.is_proven = found.recipe != nullptr;
     return;
   }
   found.proof = c10::hash_combine(place, found.recipe->identity());
@@ -133,7 +166,7 @@ void Decider::prove(std::uint64_t proof, Recipe& recipe, const c10::Storage& byt
   try {
     bool holds = false;
     try {
-      holds = same_bytes(recipe.run(), bytes);
+      holds = recipe.is_safe() && same_bytes(recipe.run(), bytes);
     } catch (const c10::OutOfMemoryError&) {  // another step may have room
       return;
     } catch (const std::exception&) {  // the operations cannot be run again like this

@@ -12,13 +12,13 @@
 
 #include "offload/cache/recipe.h"
 #include "offload/options.h"
+#include "offload/recompute/log_recipe.h"
 #include "offload/stats.h"
 #include "policy/policy.h"
 #include "streams/base/mutex.h"
 
 namespace ebb {
 
-class OperationLog;
 class PlanFollower;
 class Residency;
 class SavedStep;
@@ -58,8 +58,16 @@ class Decider {
   };
   // What becomes of the storage of `tensor`, which is saved for the first time in this version and now enters `step`.
   // Throws what the policy throws, and c10::Error where a budget cannot be met.
+  //
+  // `make_recipe`: makes the recipe, where the log is not to be asked. `save_value`: saves what a recipe begins from
+  // and autograd does not save, and has decide_about_value() decide.
   [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
-                               const MakeRecipe& make_recipe);
+                               const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value);
+
+  // What becomes of a value of the calling thread's log, of which `saved` now has the bytes. The same value gets the
+  // same answer in the whole step, and counts as one candidate.
+  [[nodiscard]] Decision decide_about_value(ValueId value, const c10::Storage& storage, SavedStorage& saved,
+                                            SavedStep& step);
 
   // Runs the recipe and compares what it makes with the storage's bytes, which are there: Note [Proofs]. The calling
   // thread waits for the device.
@@ -75,8 +83,10 @@ class Decider {
   [[nodiscard]] std::vector<std::string> warnings(const Stats& stats);
 
  private:
-  [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe);
-  [[nodiscard]] Found found_in(const OperationLog& log, const at::Tensor& tensor);
+  [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe,
+                                  const LogRecipe::SaveValue& save_value);
+  [[nodiscard]] Found found_in(const OperationLog& log, const at::Tensor& tensor, std::uint64_t place,
+                               const LogRecipe::SaveValue& save_value);
   void look_for_proof(Found& found, std::uint64_t place);
   [[nodiscard]] Decision ask_policy(Candidate& candidate, SavedStep& step);
   void warn_of_head(SavedStep& step);

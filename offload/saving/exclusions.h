@@ -23,6 +23,7 @@ class Exclusions {
   Exclusions(c10::Device device, std::uint64_t least_bytes) : device_(device), least_bytes_(least_bytes) {}
 
   void add(const at::Tensor& tensor);
+  [[nodiscard]] bool contains(const c10::Storage& storage) const { return excluded_.contains(storage); }
 
   // Why a save of this tensor passes through; nullopt where its storage may move. `info`: of the tensor. Does not read
   // the tensor's bytes.

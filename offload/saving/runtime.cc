@@ -109,21 +109,66 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     bool is_filled, const MakeRecipe& make_recipe) {
-  const std::uint64_t bytes = saved->bytes();
-  auto [decision, found] = decider_.decide(tensor, *saved, step, make_recipe);
-  if (found.recipe != nullptr) {
-    if (decision == Decision::kRecompute && found.is_proven) {
-      found.recipe->settle();
-      drop(saved, std::move(found.recipe));
-      return;
-    }
-    if (!found.is_proven && settled(*found.recipe)) {
-      saved->at_first_use([runtime = shared_from_this(), proof = found.proof,
-                           recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
-        runtime->decider_.prove(proof, *recipe, there);
-      });
+  Values values;
+  auto [decision, found] = decider_.decide(
+      tensor, *saved, step, make_recipe,
+      [&](ValueId value, const c10::Storage& storage) { return save_value(value, storage, step, values); });
+  const bool is_dropped = decision == Decision::kRecompute && found.is_proven;
+  if (is_dropped) {
+    found.recipe->settle();
+  }
+  const bool is_to_be_proven = found.recipe != nullptr && !found.is_proven && settled(*found.recipe);
+  if (!is_dropped && !is_to_be_proven) {
+    // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
+    const bool is_recorded = step.recorder() != nullptr;
+    std::erase_if(values, [&](const auto& each) { return !is_recorded || each.second == Decision::kKeep; });
+  }
+  for (const auto& [value, decided] : values) {
+    if (decided) {
+      put(value, *decided, step, /*is_filled=*/true);
     }
   }
+  if (is_dropped) {
+    drop(saved, std::move(found.recipe));
+    return;
+  }
+  if (is_to_be_proven) {
+    saved->at_first_use([runtime = shared_from_this(), proof = found.proof,
+                         recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
+      runtime->decider_.prove(proof, *recipe, there);
+    });
+  } else if (!values.empty()) {
+    saved->at_first_use([held = std::move(values)](const c10::Storage& /*there*/) {});
+  }
+  put(saved, decision, step, is_filled);
+}
+
+// Saves a value of the calling thread's log that autograd does not save, and adds the value to `values`.
+std::shared_ptr<SavedStorage> Runtime::save_value(ValueId value, const c10::Storage& storage, SavedStep& step,
+                                                  Values& values) {
+  OperationLog& log = *OperationLog::here();
+  const c10::VariableVersion& counter = log.value(value)->counter;
+  const auto [saved, is_new] = steps_.table().find_or_insert(storage, VersionId(counter), [&] {
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step.shared_from_this(), storage,
+                                                   counter, /*is_of_region=*/false);
+  });
+  std::optional<Decision> decision;
+  if (is_new) {
+    residency_.ledger().counters().saved.add(saved->bytes());
+    log.before_write(value, [entered = std::weak_ptr(saved)] {
+      if (const std::shared_ptr<SavedStorage> saved = entered.lock()) {
+        saved->part_from_source([](const c10::Storage& source) { return copy_of(source); });
+      }
+    });
+    decision = decider_.decide_about_value(value, storage, *saved, step);
+    decision = exclusions_.contains(storage) ? Decision::kKeep : *decision;
+  }
+  values.emplace_back(saved, decision);
+  return saved;
+}
+
+void Runtime::put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled) {
+  const std::uint64_t bytes = saved->bytes();
   if (decision != Decision::kOffload) {
     stay(*saved, KeptReason::kPolicy);
     return;

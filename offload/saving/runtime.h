@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -93,6 +95,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,
              const MakeRecipe& make_recipe);
   void drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe);
+  void put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled);
+  // What autograd does not save and recipes begin from; with the decision where that is new.
+  using Values = std::vector<std::pair<std::shared_ptr<SavedStorage>, std::optional<Decision>>>;
+  [[nodiscard]] std::shared_ptr<SavedStorage> save_value(ValueId value, const c10::Storage& storage, SavedStep& step,
+                                                         Values& values);
   void warn_if_host_memory_is_short();
 
   const Options options_;

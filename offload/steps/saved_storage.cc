@@ -6,6 +6,7 @@
 
 #include "offload/base/backward_pass.h"
 #include "offload/base/log.h"
+#include "offload/base/references.h"
 #include "offload/recording/step_recorder.h"
 #include "offload/steps/steps.h"
 
@@ -214,6 +215,35 @@ void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {
   std::optional<SavedBytes::Dropped> dropped;  // destroyed after the lock is released
   const MutexLock lock(mutex_);
   dropped.emplace(bytes_.drop(std::move(recipe)));
+}
+
+void SavedStorage::part_from_source(const std::function<c10::Storage(const c10::Storage&)>& copy_of) {
+  c10::Storage resident;  // destroyed, as the others are, after the lock is released
+  {
+    const MutexLock lock(mutex_);
+    resident = bytes_.is_resident() ? bytes_.resident() : c10::Storage();
+  }
+  c10::Storage copy = resident && !source_.has_parted() ? copy_of(resident) : c10::Storage();
+  SavedBytes::Parted parted;
+  {
+    const MutexLock lock(mutex_);
+    if (source_.has_parted()) {
+      return;
+    }
+    source_.part();
+    parted = bytes_.part(std::move(copy));
+    if (evictable_) {
+      steps_.eviction_queue().remove_kept(*std::exchange(evictable_, std::nullopt));
+    }
+  }
+  Tier& tier = residency_->tier();
+  tier.wait(WaitPoint::kWriteAfterOut, tier.current_stream(), parted.copied_out);
+}
+
+bool SavedStorage::is_held_by_program() {
+  const c10::Storage source = source_.lock();  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  return source && references_to(source) > 1 + bytes_.references_of_ebb();
 }
 
 c10::Storage SavedStorage::get_on(c10::Stream stream, Use& use) {

@@ -116,6 +116,14 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   // Has this done with the bytes where backward, and no recipe, first gets them.
   void at_first_use(std::function<void(const c10::Storage&)> what);
 
+  // To be called before an operation on the calling thread's current stream writes to the source's memory: the bytes
+  // stay as they were saved. Does not block the host on a GPU. `copy_of`: a copy made on that stream, which is asked
+  // for where the source is resident. Throws what that throws.
+  void part_from_source(const std::function<c10::Storage(const c10::Storage&)>& copy_of);
+
+  // Whether the program holds the source.
+  [[nodiscard]] bool is_held_by_program();
+
   // Lets go of the source, which `recipe` makes again.
   void drop(std::unique_ptr<Recipe> recipe);
 
@@ -177,7 +185,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   const std::shared_ptr<SavedStep> step_;
   const c10::VariableVersion version_;  // kept alive for VersionId
   const bool is_of_region_;
-  const Source source_;
+  Source source_;
   const Gauge::Lease if_kept_;
 
   Mutex recompute_mutex_ EBB_ACQUIRED_BEFORE(mutex_);  // held while the recipe runs

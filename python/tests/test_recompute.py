@@ -150,3 +150,72 @@ def test_sums_in_the_order_of_threads_are_not_made_again():
             assert torch.equal(gradient, 2 * kept * weight.detach().cos())
     finally:
         torch.set_num_threads(before)
+
+
+class RMSNorm(torch.nn.Module):
+    """As most language models have it: autograd saves the cast, and not what is cast."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        y = x.to(torch.float32)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * y.to(x.dtype)
+
+
+class Layers(torch.nn.Module):
+    """`writes`: in which step the residual sum is written to in place once a norm has read it; None for none."""
+
+    def __init__(self, count=4, width=256, writes=None):
+        super().__init__()
+        self.norms = torch.nn.ModuleList(RMSNorm(width) for _ in range(count))
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(count))
+        self.writes = writes
+        self.step = 0
+
+    def forward(self, x):
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            y = linear(norm(x))
+            x = x.add_(y) if self.writes is not None and self.step >= self.writes else x + y
+        self.step += 1
+        return x.float().square().mean()
+
+
+def of_layers(writes=None, offloader=None, steps=8):
+    torch.manual_seed(0)
+    model = Layers(writes=writes).to(torch.bfloat16)
+    found = []
+    for _ in range(steps):
+        model.zero_grad()
+        x = torch.randn(512, 256, dtype=torch.bfloat16, requires_grad=True)
+        with offloader or contextlib.nullcontext():
+            loss = model(x * 1)
+        loss.backward()
+        found.append([loss.detach(), x.grad, *(each.grad.clone() for each in model.parameters())])
+    return found
+
+
+@pytest.mark.parametrize("writes", [None, 0])
+def test_what_a_norm_casts_is_made_again_from_the_sum_that_nobody_saves(writes):
+    expected = of_layers(writes)
+    offloader = ebb.Offloader("cpu", policies.recompute(inner=policies.offload_everything()))
+    for theirs, ours in zip(expected, of_layers(writes, offloader), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    per_step = offloader.stats().recomputed.bytes / 7
+    cast = 512 * 256 * 4
+    assert per_step > 7 * cast
+
+
+@pytest.mark.parametrize("budget", [1, 1_000_000, 2_000_000, 3_000_000, 1 << 30])
+def test_plans_save_what_nobody_saves_where_something_is_made_from_it(budget):
+    expected = of_layers()
+    offloader = ebb.Offloader(
+        "cpu", device_budget=budget, device_budget_is_a_wish=True, planned_minimum_bytes=4096, capacity_bytes=1_200_000
+    )
+    for theirs, ours in zip(expected, of_layers(offloader=offloader), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
+    assert offloader.plan_report() is not None
+    if budget < 1 << 30:
+        assert "not saved by autograd" in offloader.explain()

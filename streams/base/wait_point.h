@@ -29,6 +29,7 @@ enum class WaitPoint : std::uint8_t {
   kUnusedAfterIn,      // the stream that owns the memory, behind a copy in that nobody has asked for
   kOwnStream,          // a copy in is handed to no stream but the stream whose memory it is in
   kPendingUses,        // a copy in is kept until each save of its storage has got the bytes
+  kWriteAfterOut,      // a stream that writes to a source, behind the copy out of what was there
   kBackAfterOut,       // a stream that owns or uses a managed storage's memory, behind a copy out that is under way
   kFreeAfterUsers,     // the stream that owns a managed storage's memory, behind the uses of other streams
   kAtHomeAfterUsers,   // the calling thread, which is to use bytes at home, behind all copies of their block

@@ -30,6 +30,7 @@ inline constexpr std::array kWaitPoints{
     WaitPointName{WaitPoint::kUnusedAfterIn, "unused_after_in", false},
     WaitPointName{WaitPoint::kOwnStream, "own_stream", false},
     WaitPointName{WaitPoint::kPendingUses, "pending_uses", false},
+    WaitPointName{WaitPoint::kWriteAfterOut, "write_after_out", false},
     WaitPointName{WaitPoint::kBackAfterOut, "back_after_out", false},
     WaitPointName{WaitPoint::kFreeAfterUsers, "free_after_users", false},
     WaitPointName{WaitPoint::kAtHomeAfterUsers, "at_home_after_users", false},

@@ -136,6 +136,35 @@ TEST_CASE("a plan for storages that are made together is near the best of all, a
   CHECK(in_part > 20);
 }
 
+TEST_CASE("a plan keeps what only recipes ask for, or moves it, only where one of them runs") {
+  std::mt19937_64 random(9);
+  int held = 0;
+  int left_alone = 0;
+  for (int i = 0; i < 200; ++i) {
+    StepRecord record = random_step(random, step_of(3 + random() % 5));
+    for (std::uint32_t k = 0; k + 1 < record.storages.size(); k += 2) {
+      record.storages[k].is_for_recipes = true;
+      record.storages[k].recompute = Recompute::kNo;
+      record.storages[k + 1].inputs = {k};
+    }
+    const Limits limits{.device_bytes = kOtherBytes + random() % 60};
+    const Best best = best_of_all(record, limits);
+    const Plan plan = make_plan(record, limits, slow_link());
+    CAPTURE(i, limits.device_bytes, best.step_ms, best.least_peak);
+    const std::vector<bool> nowhere = not_held(record, plan.decisions);
+    for (std::size_t k = 0; k < nowhere.size(); ++k) {
+      CHECK((!nowhere[k] || plan.decisions[k] == Decision::kKeep));
+      (nowhere[k] ? left_alone : held) += record.storages[k].is_for_recipes ? 1 : 0;
+    }
+    CHECK(plan.fits == best.fits);
+    if (best.fits && plan.fits) {
+      CHECK(plan.predicted.step_ms < 1.10 * best.step_ms);
+    }
+  }
+  CHECK(held > 20);
+  CHECK(left_alone > 20);
+}
+
 TEST_CASE("a plan's prediction is that of its decisions") {
   std::mt19937_64 random(3);
   const StepRecord record = random_step(random, step_of(40));

@@ -128,6 +128,25 @@ TEST_CASE("a run that makes several asks for copies in before it begins") {
   CHECK(predicted(record, {kOffload, kRecompute}, 25).stalled_ms == 0);  // from 50
 }
 
+TEST_CASE("what only recipes ask for is there if one of them is to run, and nowhere otherwise") {
+  StepRecord record = two_storages();
+  record.storages[0].is_for_recipes = true;
+  record.storages[1].recompute = Recompute::kMemoryBound;
+  record.storages[1].recompute_ms = 3;
+  record.storages[1].inputs = {0};
+  for (const Decision decision : {kKeep, kOffload}) {
+    const Prediction without = predicted(record, {decision, kKeep});
+    CHECK(without.peak_bytes == 15);
+    CHECK(without.kept_bytes + without.offloaded_bytes == 10);
+  }
+  const Prediction kept = predicted(record, {kKeep, kRecompute});
+  CHECK(kept.peak_bytes == 25);
+  CHECK(kept.step_ms == 83);
+  const Prediction moved = predicted(record, {kOffload, kRecompute});
+  CHECK(moved.step_ms == 83);  // comes back from 40 to 50, for the recipe
+  CHECK(moved.offloaded_bytes == 10);
+}
+
 TEST_CASE("one run makes all that were dropped of those that are made together, and takes its time once") {
   StepRecord record = two_storages();
   for (StorageRecord& storage : record.storages) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include <ATen/Context.h>
 #include <ATen/cuda/CUDAContextLight.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -16,6 +17,7 @@ namespace ebb::graphs {
 std::uint64_t device_bytes(c10::Device device) {
   empty_ready_queue();
   if (device.is_cuda()) {
+    at::globalContext().lazyInitDevice(c10::kCUDA);  // the allocator knows no device before
     c10::cuda::device_synchronize();
     at::cuda::clearCublasWorkspaces();
     constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);

@@ -217,6 +217,70 @@ TEST_CASE_METHOD(NoLeak, "a norm that does not train reads its statistics as the
   CHECK(dropped >= 1);
 }
 
+// Autograd saves the cast alone. What is cast is bound by arithmetic, and the recipe begins from there.
+at::Tensor cast_of(Inputs& in, at::Tensor& wide) {
+  wide = at::linear(x_of(in).sin(), in.leaf({16, 16}));
+  return wide.to(at::kDouble);
+}
+
+Setting moving_values(bool move) {
+  Setting setting = late();
+  setting.options.policy = recompute(Recompute::kMemoryBound, move ? offload_everything() : keep_everything(0));
+  return setting;
+}
+
+TEST_CASE_METHOD(NoLeak, "a cast is made again from what nobody saves, and whoever writes to that", "[recompute]") {
+  const int written = GENERATE(0, 1, 2);
+  const bool move = GENERATE(false, true);
+  CAPTURE(written, move);
+  const Forward forward = [written](Inputs& in) {
+    at::Tensor wide;
+    const at::Tensor squared = cast_of(in, wide).pow(2);
+    if (written == 1) {
+      wide.add_(1);
+    } else if (written == 2) {
+      const at::NoGradGuard no_grad;
+      wide.detach().zero_();
+    }
+    return squared + wide.sum();
+  };
+  Rig rig(moving_values(move));
+  for (int step = 0; step < 4; ++step) {
+    Inputs in;
+    at::Tensor loss;
+    {
+      const OffloadGuard guard(rig.offloader());
+      loss = forward(in).sum();
+    }
+    loss.backward();
+    Inputs same;
+    forward(same).sum().backward();
+    check_same({same.gradients(), ""}, {in.gradients(), ""});
+  }
+  CHECK(rig.stats().recomputed.bytes >= 3 * 16 * 16 * sizeof(double));
+}
+
+TEST_CASE_METHOD(NoLeak, "what the program holds on to is no value to begin from", "[recompute]") {
+  Rig rig(moving_values(/*move=*/false));
+  for (int step = 0; step < 4; ++step) {
+    Inputs in;
+    at::Tensor wide;
+    at::Tensor loss;
+    {
+      const OffloadGuard guard(rig.offloader());
+      loss = cast_of(in, wide).pow(2).sum();
+    }
+    {
+      const at::NoGradGuard no_grad;
+      wide.zero_();  // which plain autograd does not forbid, and no log sees
+    }
+    loss.backward();
+    Inputs same;
+    cast_of(same, wide).pow(2).sum().backward();
+    check_same({same.gradients(), ""}, {in.gradients(), ""});
+  }
+}
+
 TEST_CASE_METHOD(NoLeak, "an operation that fails takes nothing from the next", "[recompute]") {
   const Forward forward = [](Inputs& in) {
     const at::Tensor x = x_of(in);
