@@ -55,6 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5, help="timed steps; default: 5")
     parser.add_argument("--tiny", action="store_true", help="toy sizes")
     parser.add_argument("--explain", action="store_true", help="put each plan's explanation into the file")
+    parser.add_argument("--records", action="store_true", help="put into the file what each plan is made from")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the results here as JSON")
     flags = parser.parse_args()

@@ -111,7 +111,7 @@ nlohmann::json record_json(const PlanReport& plan) {
   for (const StorageRecord& each : plan.record.storages) {
     storages.push_back({each.bytes, each.saved_ms, each.idle_ms, each.needed_ms, each.released_ms,
                         static_cast<int>(each.recompute), each.recompute_ms, each.inputs, each.made_with,
-                        each.recompute_bytes, each.other_bytes});
+                        each.recompute_bytes, each.other_bytes, each.is_for_recipes});
   }
   nlohmann::json other = nlohmann::json::array();
   for (const StepRecord::Level& level : plan.record.other) {

@@ -39,6 +39,29 @@ std::string plan_in_a_line(const PlanReport& report) {
   return text.str();
 }
 
+// As bench/step writes records; for studies of the planner (bench/planning/recorded.cc).
+py::dict record_of(const PlanReport& report) {
+  py::list storages;
+  for (const StorageRecord& each : report.record.storages) {
+    storages.append(py::make_tuple(each.bytes, each.saved_ms, each.idle_ms, each.needed_ms, each.released_ms,
+                                   static_cast<int>(each.recompute), each.recompute_ms, each.inputs, each.made_with,
+                                   each.recompute_bytes, each.other_bytes, each.is_for_recipes));
+  }
+  py::list other;
+  for (const StepRecord::Level& level : report.record.other) {
+    other.append(py::make_tuple(level.ms, level.bytes));
+  }
+  py::dict record;
+  record["storages"] = storages;
+  record["other"] = other;
+  record["backward_ms"] = report.record.backward_ms;
+  record["end_ms"] = report.record.end_ms;
+  record["out_bytes_per_ms"] = report.rates.out_bytes_per_ms;
+  record["in_bytes_per_ms"] = report.rates.in_bytes_per_ms;
+  record["ms_per_copy"] = report.rates.ms_per_copy;
+  return record;
+}
+
 }  // namespace
 
 void bind_stats(py::module_& module) {
@@ -120,6 +143,7 @@ void bind_stats(py::module_& module) {
           },
           "The bound of managed tensors on the device, where the plan sets it; else None.")
       .def_property_readonly("storages", [](const PlanReport& report) { return report.record.storages.size(); })
+      .def_property_readonly("record", &record_of, "What the plan was made from, for studies of the planner.")
       .def("__repr__", &plan_in_a_line);
 }
 
