@@ -87,7 +87,8 @@ int print_all(int count, char** files) {
   for (int i = 1; i < count; ++i) {
     std::ifstream in(files[i]);
     std::set<std::string> printed;  // one record of each program
-    for (const json& row : json::parse(in).at("rows")) {
+    const json results = json::parse(in);
+    for (const json& row : results.at("rows")) {
       if (row.contains("record") && printed.insert(row.at("program").get<std::string>()).second) {
         print_plans(row.at("program").get<std::string>(), row.at("record"));
       }
