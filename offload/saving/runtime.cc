@@ -121,7 +121,7 @@ void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor
   if (!is_dropped && !is_to_be_proven) {
     // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
     const bool is_recorded = step.recorder() != nullptr;
-    std::erase_if(values, [&](const auto& each) { return !is_recorded || each.second == Decision::kKeep; });
+    std::erase_if(values, [&](const auto& each) { return !is_recorded || each.second != Decision::kOffload; });
   }
   for (const auto& [value, decided] : values) {
     if (decided) {

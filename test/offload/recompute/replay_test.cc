@@ -229,7 +229,8 @@ Setting moving_values(bool move) {
   return setting;
 }
 
-TEST_CASE_METHOD(NoLeak, "a cast is made again from what nobody saves, and whoever writes to that", "[recompute]") {
+TEST_CASE_METHOD(NoLeak, "a cast is made again from what nobody saves, and whoever writes to that",
+                 "[recompute][ordering]") {
   const int written = GENERATE(0, 1, 2);
   const bool move = GENERATE(false, true);
   CAPTURE(written, move);
