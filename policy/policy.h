@@ -13,9 +13,9 @@ enum class Recompute : std::uint8_t {
   kComputeBound,  // arithmetic that grows faster than the bytes: matmul, attention, convolution
 };
 
-// The most recipes that run one inside the other. This depth serves silu, mul and norms in a row, and bounds the work
-// that one use in backward may set off.
-inline constexpr int kMaxRecipeDepth = 8;
+// The most recipes that run one inside the other. This depth serves a transformer's block, and bounds the work that one
+// use in backward may set off.
+inline constexpr int kMaxRecipeDepth = 16;
 
 // The facts about one storage that autograd saves, at the moment of its first save.
 struct Candidate {

@@ -41,9 +41,10 @@ std::vector<bool> not_held(const StepRecord& record, const std::vector<Decision>
   for (const StorageRecord& storage : record.storages) {
     none.push_back(storage.is_for_recipes);
   }
-  for (std::size_t i = 0; i < decisions.size(); ++i) {
+  for (std::size_t i = decisions.size(); i-- > 0;) {  // inputs come before
+    const bool is_run = decisions[i] == Decision::kRecompute && !none[i];
     for (const std::uint32_t input : record.storages[i].inputs) {
-      none[input] = none[input] && decisions[i] != Decision::kRecompute;
+      none[input] = none[input] && !is_run;
     }
   }
   return none;

@@ -30,8 +30,8 @@ struct StorageRecord {
   std::uint32_t made_with = kAlone;   // the next of the storages that one run of the recipe makes together, as a
                                       // checkpointed region's does; the last names the first. They have the time and
                                       // the memory of the whole run, and the same inputs
-  bool is_for_recipes = false;        // backward never asks for it, but recipes do: with no storage recomputed that has
-                                      // it among its inputs, nothing holds it
+  bool is_for_recipes = false;  // backward never asks for it, but recipes do: with no recipe run that has it among
+                                // its inputs, nothing holds it
   std::vector<std::uint32_t> inputs{};  // the recipe's inputs, as indices into StepRecord::storages, each below the
                                         // storage's own; without inputs that stay on the device anyway
 };

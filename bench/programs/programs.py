@@ -64,7 +64,7 @@ def language_model(
 
 
 def llama(tiny: bool, device: torch.device, layers: int, dim: int, ffn: int, batch: int) -> Program:
-    sizes = (64, 128, 512, 2, 2, 64) if tiny else (dim, ffn, 128256, layers, batch, 1024)
+    sizes = (64, 128, 512, 6, 2, 64) if tiny else (dim, ffn, 128256, layers, batch, 1024)
     dim, ffn, classes, layers, batch, length = sizes
     config = transformers().LlamaConfig(
         hidden_size=dim,
@@ -111,7 +111,7 @@ def lora(tiny: bool, device: torch.device) -> Program:
 
 def gpt2(tiny: bool, device: torch.device) -> Program:
     """GPT-2 medium with its dropout."""
-    dim, layers, heads, classes, batch, length = (64, 2, 2, 512, 2, 64) if tiny else (1024, 24, 16, 50257, 16, 1024)
+    dim, layers, heads, classes, batch, length = (64, 6, 2, 512, 2, 64) if tiny else (1024, 24, 16, 50257, 16, 1024)
     config = transformers().GPT2Config(
         n_embd=dim, n_layer=layers, n_head=heads, vocab_size=classes, use_cache=False, bos_token_id=None, eos_token_id=None
     )
@@ -121,7 +121,7 @@ def gpt2(tiny: bool, device: torch.device) -> Program:
 
 def t5(tiny: bool, device: torch.device) -> Program:
     """T5 large's shape, 512 tokens to 512."""
-    dim, layers, batch, length, classes = (64, 2, 2, 32, 512) if tiny else (1024, 24, 16, 512, 32128)
+    dim, layers, batch, length, classes = (64, 6, 2, 32, 512) if tiny else (1024, 24, 16, 512, 32128)
     config = transformers().T5Config(
         d_model=dim,
         d_kv=64,
@@ -139,7 +139,7 @@ def t5(tiny: bool, device: torch.device) -> Program:
 
 def mixtral(tiny: bool, device: torch.device) -> Program:
     """Eight layers of Mixtral's kind: two of eight experts a token."""
-    dim, ffn, layers, batch, length = (64, 128, 2, 2, 32) if tiny else (2048, 7168, 8, 8, 1024)
+    dim, ffn, layers, batch, length = (64, 128, 6, 2, 32) if tiny else (2048, 7168, 8, 8, 1024)
     config = transformers().MixtralConfig(
         hidden_size=dim,
         intermediate_size=ffn,

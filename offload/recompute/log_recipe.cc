@@ -162,20 +162,23 @@ class LogRecipe::Search {
     });
   }
 
-  [[nodiscard]] std::unique_ptr<LogRecipe> recipe(const at::Tensor& tensor, ValueId result) {
+  [[nodiscard]] std::unique_ptr<LogRecipe> recipe_of(ValueId result) {
+    if (!make(result)) {
+      return nullptr;
+    }
     int depth = 0;
     std::size_t copied_bytes = 0;
     for (const auto& root : roots_) {
       depth = std::max(depth, root->use ? root->use->storage()->recipe_depth() : 0);
       copied_bytes += root->save == nullptr && !root->version ? root->storage.nbytes() : 0;
     }
-    if (depth + 1 > kMaxRecipeDepth || copied_bytes > tensor.storage().nbytes() / kLeastSaving) {
+    if (copied_bytes > target_bytes_ / kLeastSaving) {
       return nullptr;
     }
     std::unique_ptr<LogRecipe> found(new LogRecipe(depth + 1));
     found->result_ = result;
-    found->device_ = tensor.device();
-    found->bytes_ = tensor.storage().nbytes();
+    found->device_ = device_;
+    found->bytes_ = target_bytes_;
     const auto mix = [&](std::size_t what) { found->identity_ = c10::hash_combine(found->identity_, what); };
     std::map<ValueId, std::size_t> seen;  // in the order of their first appearance
     for (const auto& root : roots_) {
@@ -237,7 +240,10 @@ class LogRecipe::Search {
     const bool may_be = least_bytes_ && value != nullptr && value->bytes >= *least_bytes_ &&
                         value->bytes <= target_bytes_ && argument.device == device_ && !argument.is_of_leaf &&
                         !argument.is_managed && log_.is_current(argument.value) && value->save.expired();
-    auto alive = may_be ? value->storage.lock() : nullptr;
+    // What ebb alone still holds depends on decisions, and steps that differ in their recipes follow no plan.
+    const auto saved = may_be && value->asked ? value->asked->saved.lock() : nullptr;
+    const bool is_held = may_be && (saved == nullptr || saved->is_held_by_program());
+    auto alive = is_held ? value->storage.lock() : nullptr;
     if (!alive || alive.get() == target_ || alive->nbytes() != value->bytes ||
         alive->data_ptr().get_context() == nullptr) {  // memory that LibTorch does not own
       return nullptr;
@@ -302,14 +308,17 @@ std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Te
   if (id == kNoValue || is_customs(tensor)) {
     return nullptr;
   }
-  Search search(log, tensor.storage(), least_bytes);
-  return search.make(id) ? search.recipe(tensor, id) : nullptr;
+  return Search(log, tensor.storage(), least_bytes).recipe_of(id);
+}
+
+std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const Root& root, std::size_t least_bytes) {
+  return root.like.requires_grad ? Search(log, root.storage, least_bytes).recipe_of(root.value) : nullptr;
 }
 
 void LogRecipe::save_values(const SaveValue& save) {
   for (const auto& root : roots_) {
     if (root->version) {
-      root->use.emplace(save(root->value, root->storage));
+      root->use.emplace(save(*root));
       root->storage = {};
     }
   }

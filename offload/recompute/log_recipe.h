@@ -36,23 +36,18 @@ namespace ebb {
 class LogRecipe final : public Recipe {
  public:
   // The recipe for the storage of `tensor`, which the calling thread's log has, as its bytes are now. Null if there is
-  // none, none within kMaxRecipeDepth, or where an operation ran on another stream than the current one.
+  // none, or where an operation ran on another stream than the current one.
   //
   // Note [Values that nobody saves]
   // A norm's cast to float32 is saved, and the sum before it is not: to make the cast again, all layers before would
   // have to run. So a recipe may begin from what the program holds now, if what lies before takes arithmetic. Such a
   // value has at least `least_bytes`, or there is none, and no more bytes than the storage. The value has to be saved
-  // with the recipe: save_values(). The program may write to the memory, as without ebb: where the log sees the write,
-  // the bytes are copied before (SavedStorage::part_from_source). The log sees none once the guard has ended, so only a
-  // recipe is believed whose values the program had let go of when backward came (is_safe). Backward raises LibTorch's
-  // error for a write that nobody has seen.
+  // with the recipe, and may have a recipe of its own: save_values(). The program may write to the memory, as without
+  // ebb: where the log sees the write, the bytes are copied before (SavedStorage::part_from_source). The log sees none
+  // once the guard has ended, so only a recipe is believed whose values the program had let go of when backward came
+  // (is_safe). Backward raises LibTorch's error for a write that nobody has seen.
   [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor,
                                                        std::optional<std::size_t> least_bytes = std::nullopt);
-
-  // Has `save` save each value that the recipe begins from and that autograd does not save. To be called once, before
-  // inputs() and settle(), in the operation that the recipe was found in.
-  using SaveValue = std::function<std::shared_ptr<SavedStorage>(ValueId value, const c10::Storage& storage)>;
-  void save_values(const SaveValue& save);
 
   [[nodiscard]] Recompute cost() const override { return cost_; }
   [[nodiscard]] std::vector<const SavedStorage*> inputs() const override;
@@ -71,6 +66,15 @@ class LogRecipe final : public Recipe {
     std::uint32_t version_was = 0;
   };
   [[nodiscard]] const std::vector<std::unique_ptr<Root>>& roots() const { return roots_; }
+
+  // The recipe for a value that another recipe begins from and that autograd has not saved. Null as for find().
+  [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const Root& root,
+                                                       std::size_t least_bytes);
+
+  // Has `save` save each value that the recipe begins from and that autograd does not save. To be called once, before
+  // inputs() and settle(), in the operation that the recipe was found in.
+  using SaveValue = std::function<std::shared_ptr<SavedStorage>(const Root& root)>;
+  void save_values(const SaveValue& save);
 
   [[nodiscard]] bool is_safe() const override;
   void settle() override;

@@ -112,6 +112,8 @@ class OperationLog {
     // What was decided about the value itself, which a recipe begins from and autograd does not save.
     struct Asked {
       std::weak_ptr<const SavedStep> step;
+      std::weak_ptr<SavedStorage> saved;
+      std::uint64_t place;  // of the search for a recipe that began from the value first
       std::uint32_t ordinal;
       Decision decision;
     };
@@ -201,7 +203,7 @@ class OperationLog {
   }
 
   // Notes what was decided about the value in a step; and what that was, nullopt for nothing.
-  void asked(ValueId id, const Value::Asked& about) { values_[id - first_value_].asked = about; }
+  void asked(ValueId id, Value::Asked about) { values_[id - first_value_].asked = std::move(about); }
   [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, const SavedStep& step) const;
 
   // Has `what` called before the first operation of the thread that writes to the value's memory.

@@ -46,13 +46,10 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
                                  const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value) {
   const OperationLog* const log = OperationLog::here();
   if (const auto asked = log == nullptr ? std::nullopt : log->asked_about(log->value_of(tensor), step)) {
-    saved.enter_step(asked->ordinal, nullptr, 0);
-    return {.decision = asked->decision, .found = {}};
+    return decide_as_asked(*asked, LogRecipe::find(*log, tensor, least_bytes_), saved, save_value);
   }
   Found found = find_recipe(tensor, step, make_recipe, save_value);
-  const Recipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
-  Candidate candidate;
-  candidate.bytes = tensor.storage().nbytes();
+  Candidate candidate{.bytes = tensor.storage().nbytes(), .operation = {}};
   std::string operation;
   if (needs_operation_) {
     if (const auto& grad_fn = tensor.grad_fn()) {
@@ -62,29 +59,49 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
     }
     candidate.operation = operation;
   }
-  candidate.recompute = recipe == nullptr ? Recompute::kNo : recipe->cost();
-  const Decision decision = plans_ != nullptr ? plans_->decide(candidate, tensor.storage(), saved, step, recipe)
+  const Decision decision = decide_about(candidate, found, tensor.storage(), saved, step, /*is_for_recipes=*/false);
+  return {decision, std::move(found)};
+}
+
+Decider::Decided Decider::decide_about_value(const LogRecipe::Root& root, const std::shared_ptr<SavedStorage>& saved,
+                                             SavedStep& step, const LogRecipe::SaveValue& save_value) {
+  OperationLog& log = *OperationLog::here();
+  std::unique_ptr<LogRecipe> recipe = save_value == nullptr ? nullptr : LogRecipe::find(log, root, least_bytes_);
+  if (const auto asked = log.asked_about(root.value, step)) {
+    return decide_as_asked(*asked, std::move(recipe), *saved, save_value);
+  }
+  const std::uint64_t place = step.last_search();
+  Found found = believed(std::move(recipe), place, save_value);
+  Candidate candidate{.bytes = root.storage.nbytes(), .operation = "(not saved by autograd)"};
+  const Decision decision = decide_about(candidate, found, root.storage, *saved, step, /*is_for_recipes=*/true);
+  log.asked(root.value, {.step = step.weak_from_this(),
+                         .saved = saved,
+                         .place = place,
+                         .ordinal = static_cast<std::uint32_t>(candidate.ordinal),
+                         .decision = decision});
+  return {decision, std::move(found)};
+}
+
+Decider::Decided Decider::decide_as_asked(const OperationLog::Value::Asked& asked, std::unique_ptr<LogRecipe> recipe,
+                                          SavedStorage& saved, const LogRecipe::SaveValue& save_value) {
+  saved.enter_step(asked.ordinal, nullptr, 0);
+  Found found = believed(std::move(recipe), asked.place, save_value);
+  const bool is_lost = asked.decision == Decision::kRecompute && !found.is_proven;
+  return {is_lost ? Decision::kOffload : asked.decision, std::move(found)};
+}
+
+Decision Decider::decide_about(Candidate& candidate, const Found& found, const c10::Storage& storage,
+                               SavedStorage& saved, SavedStep& step, bool is_for_recipes) {
+  const Recipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
+  const bool is_too_deep = recipe != nullptr && recipe->depth() > kMaxRecipeDepth;
+  const bool may_be_dropped = recipe != nullptr && (!is_too_deep || plans_ != nullptr);
+  candidate.recompute = may_be_dropped ? recipe->cost() : Recompute::kNo;
+  const Decision decision = plans_ != nullptr ? plans_->decide(candidate, storage, saved, step, recipe, is_for_recipes)
                                               : ask_policy(candidate, step);
   if (const auto recorder = step.recorder(); recorder != nullptr && found.is_awaited) {
     recorder->awaits_recipes();
   }
-  return {decision, std::move(found)};
-}
-
-Decision Decider::decide_about_value(ValueId value, const c10::Storage& storage, SavedStorage& saved, SavedStep& step) {
-  OperationLog& log = *OperationLog::here();
-  if (const auto asked = log.asked_about(value, step)) {
-    saved.enter_step(asked->ordinal, nullptr, 0);
-    return asked->decision;
-  }
-  Candidate candidate{.bytes = storage.nbytes(), .operation = "(not saved by autograd)"};
-  const Decision decision = plans_ != nullptr
-                                ? plans_->decide(candidate, storage, saved, step, nullptr, /*is_for_recipes=*/true)
-                                : ask_policy(candidate, step);
-  log.asked(
-      value,
-      {.step = step.weak_from_this(), .ordinal = static_cast<std::uint32_t>(candidate.ordinal), .decision = decision});
-  return decision;
+  return decision == Decision::kRecompute && is_too_deep ? Decision::kOffload : decision;
 }
 
 // Note [Proofs]
@@ -98,7 +115,7 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, c
     return {};
   }
   OperationLog* const log = OperationLog::here();
-  if (make_recipe == nullptr && (log == nullptr || !log->sees() || !tensor.requires_grad())) {
+  if (make_recipe == nullptr && (log == nullptr || !log->sees())) {
     return {};
   }
   constexpr std::uint64_t kMostPlaces = std::uint64_t{1} << 14;  // a step may have no end: Note [Steps that never end]
@@ -111,16 +128,16 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, c
     return {};
   }
   if (make_recipe == nullptr) {
-    return found_in(*log, tensor, place, save_value);
+    return believed(LogRecipe::find(*log, tensor, least_bytes_), place, save_value);
   }
   Found found{.recipe = make_recipe()};
   look_for_proof(found, place);
   return found;
 }
 
-Decider::Found Decider::found_in(const OperationLog& log, const at::Tensor& tensor, std::uint64_t place,
+// What may be believed of a recipe that the log has.
+Decider::Found Decider::believed(std::unique_ptr<LogRecipe> recipe, std::uint64_t place,
                                  const LogRecipe::SaveValue& save_value) {
-  std::unique_ptr<LogRecipe> recipe = LogRecipe::find(log, tensor, least_bytes_);
   if (recipe == nullptr) {
     return {};
   }

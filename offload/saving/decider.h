@@ -64,10 +64,11 @@ class Decider {
   [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
                                const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value);
 
-  // What becomes of a value of the calling thread's log, of which `saved` now has the bytes. The same value gets the
-  // same answer in the whole step, and counts as one candidate.
-  [[nodiscard]] Decision decide_about_value(ValueId value, const c10::Storage& storage, SavedStorage& saved,
-                                            SavedStep& step);
+  // What becomes of a value of the calling thread's log that a recipe begins from, of which `saved` now has the bytes.
+  // The same value gets the same answer in the whole step, and counts as one candidate. `save_value`: empty where no
+  // recipe is to be looked for.
+  [[nodiscard]] Decided decide_about_value(const LogRecipe::Root& root, const std::shared_ptr<SavedStorage>& saved,
+                                           SavedStep& step, const LogRecipe::SaveValue& save_value);
 
   // Runs the recipe and compares what it makes with the storage's bytes, which are there: Note [Proofs]. The calling
   // thread waits for the device.
@@ -85,8 +86,12 @@ class Decider {
  private:
   [[nodiscard]] Found find_recipe(const at::Tensor& tensor, SavedStep& step, const MakeRecipe& make_recipe,
                                   const LogRecipe::SaveValue& save_value);
-  [[nodiscard]] Found found_in(const OperationLog& log, const at::Tensor& tensor, std::uint64_t place,
+  [[nodiscard]] Found believed(std::unique_ptr<LogRecipe> recipe, std::uint64_t place,
                                const LogRecipe::SaveValue& save_value);
+  [[nodiscard]] Decided decide_as_asked(const OperationLog::Value::Asked& asked, std::unique_ptr<LogRecipe> recipe,
+                                        SavedStorage& saved, const LogRecipe::SaveValue& save_value);
+  [[nodiscard]] Decision decide_about(Candidate& candidate, const Found& found, const c10::Storage& storage,
+                                      SavedStorage& saved, SavedStep& step, bool is_for_recipes);
   void look_for_proof(Found& found, std::uint64_t place);
   [[nodiscard]] Decision ask_policy(Candidate& candidate, SavedStep& step);
   void warn_of_head(SavedStep& step);

@@ -30,6 +30,14 @@ bool settled(Recipe& recipe) {
   }
 }
 
+void run_for_its_time(Recipe& recipe) noexcept {
+  try {
+    static_cast<void>(recipe.run());
+  } catch (const std::exception&) {
+    log_warning("a recipe could not be run for its time, so that the plan takes it for quick");
+  }
+}
+
 }  // namespace
 
 Runtime::Runtime(Options options, std::shared_ptr<Tier> tier, std::shared_ptr<Trace> trace)
@@ -109,62 +117,89 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     bool is_filled, const MakeRecipe& make_recipe) {
-  Values values;
-  auto [decision, found] = decider_.decide(
-      tensor, *saved, step, make_recipe,
-      [&](ValueId value, const c10::Storage& storage) { return save_value(value, storage, step, values); });
-  const bool is_dropped = decision == Decision::kRecompute && found.is_proven;
-  if (is_dropped) {
-    found.recipe->settle();
-  }
-  const bool is_to_be_proven = found.recipe != nullptr && !found.is_proven && settled(*found.recipe);
-  if (!is_dropped && !is_to_be_proven) {
-    // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
-    const bool is_recorded = step.recorder() != nullptr;
-    std::erase_if(values, [&](const auto& each) { return !is_recorded || each.second != Decision::kOffload; });
-  }
-  for (const auto& [value, decided] : values) {
-    if (decided) {
-      put(value, *decided, step, /*is_filled=*/true);
-    }
-  }
-  if (is_dropped) {
-    drop(saved, std::move(found.recipe));
-    return;
-  }
-  if (is_to_be_proven) {
-    saved->at_first_use([runtime = shared_from_this(), proof = found.proof,
-                         recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
-      runtime->decider_.prove(proof, *recipe, there);
-    });
-  } else if (!values.empty()) {
-    saved->at_first_use([held = std::move(values)](const c10::Storage& /*there*/) {});
-  }
-  put(saved, decision, step, is_filled);
+  Placement placement{.saved = saved};
+  placement.decided = decider_.decide(tensor, *saved, step, make_recipe, [&](const LogRecipe::Root& root) {
+    return save_value(root, step, /*nested=*/0, placement.values);
+  });
+  carry_out(std::move(placement), step, is_filled, /*is_value=*/false);
 }
 
-// Saves a value of the calling thread's log that autograd does not save, and adds the value to `values`.
-std::shared_ptr<SavedStorage> Runtime::save_value(ValueId value, const c10::Storage& storage, SavedStep& step,
-                                                  Values& values) {
+// Saves a value of the calling thread's log that autograd does not save.
+std::shared_ptr<SavedStorage> Runtime::save_value(const LogRecipe::Root& root, SavedStep& step, int nested,
+                                                  std::vector<Placement>& values) {
   OperationLog& log = *OperationLog::here();
-  const c10::VariableVersion& counter = log.value(value)->counter;
-  const auto [saved, is_new] = steps_.table().find_or_insert(storage, VersionId(counter), [&] {
-    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step.shared_from_this(), storage,
+  const c10::VariableVersion& counter = log.value(root.value)->counter;
+  const auto [saved, is_new] = steps_.table().find_or_insert(root.storage, VersionId(counter), [&] {
+    return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step.shared_from_this(), root.storage,
                                                    counter, /*is_of_region=*/false);
   });
-  std::optional<Decision> decision;
+  Placement placement{.saved = saved};
   if (is_new) {
     residency_.ledger().counters().saved.add(saved->bytes());
-    log.before_write(value, [entered = std::weak_ptr(saved)] {
+    log.before_write(root.value, [entered = std::weak_ptr(saved)] {
       if (const std::shared_ptr<SavedStorage> saved = entered.lock()) {
         saved->part_from_source([](const c10::Storage& source) { return copy_of(source); });
       }
     });
-    decision = decider_.decide_about_value(value, storage, *saved, step);
-    decision = exclusions_.contains(storage) ? Decision::kKeep : *decision;
+    constexpr int kMostNested = 4;  // a search is for each of them
+    LogRecipe::SaveValue save;      // empty: the value gets no recipe of its own
+    if (nested < kMostNested) {
+      save = [&](const LogRecipe::Root& of_value) { return save_value(of_value, step, nested + 1, placement.values); };
+    }
+    placement.decided = decider_.decide_about_value(root, saved, step, save);
+    if (exclusions_.contains(root.storage)) {
+      placement.decided->decision = Decision::kKeep;
+    }
   }
-  values.emplace_back(saved, decision);
+  values.push_back(std::move(placement));
   return saved;
+}
+
+void Runtime::carry_out(Placement placement, SavedStep& step, bool is_filled, bool is_value) {
+  if (!placement.decided) {
+    return;
+  }
+  auto& [decision, found] = *placement.decided;
+  const bool is_dropped = decision == Decision::kRecompute && found.is_proven;
+  if (is_dropped) {
+    found.recipe->settle();
+  }
+  // A step that is recorded drops all that it may, but for recipes that would run too deep. A plan may have fewer of
+  // them run one inside the other, so their time is taken, too.
+  const bool is_recorded = step.recorder() != nullptr;
+  const bool is_run_beside = found.recipe != nullptr && !is_dropped &&
+                             (!found.is_proven || (is_recorded && found.recipe->depth() > kMaxRecipeDepth)) &&
+                             settled(*found.recipe);
+  if (!is_dropped && !is_run_beside) {
+    // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
+    std::erase_if(placement.values, [&](const Placement& each) {
+      return !is_recorded || !each.decided || each.decided->decision == Decision::kKeep;
+    });
+  }
+  std::vector<std::shared_ptr<SavedStorage>> values;
+  for (Placement& each : placement.values) {
+    values.push_back(each.saved);
+    carry_out(std::move(each), step, /*is_filled=*/true, /*is_value=*/true);
+  }
+  const std::shared_ptr<SavedStorage>& saved = placement.saved;
+  if (is_dropped) {
+    drop(saved, std::move(found.recipe));
+    return;
+  }
+  if (is_run_beside) {
+    const auto run = [runtime = shared_from_this(), proof = found.proof, is_proven = found.is_proven,
+                      recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
+      if (is_proven) {
+        run_for_its_time(*recipe);
+      } else {
+        runtime->decider_.prove(proof, *recipe, there);
+      }
+    };
+    saved->at_first_use(run, /*by_recipes=*/is_value);
+  } else if (!values.empty()) {
+    saved->at_first_use([held = std::move(values)](const c10::Storage& /*there*/) {}, /*by_recipes=*/is_value);
+  }
+  put(saved, decision, step, is_filled);
 }
 
 void Runtime::put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled) {

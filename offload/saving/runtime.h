@@ -94,12 +94,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
                      bool is_filled, const MakeRecipe& make_recipe);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,
              const MakeRecipe& make_recipe);
+  // What becomes of a storage and, before that, of what its recipe begins from and autograd does not save.
+  struct Placement {
+    std::shared_ptr<SavedStorage> saved;
+    std::optional<Decider::Decided> decided = {};  // nullopt: of an earlier save
+    std::vector<Placement> values = {};
+  };
+  [[nodiscard]] std::shared_ptr<SavedStorage> save_value(const LogRecipe::Root& root, SavedStep& step, int nested,
+                                                         std::vector<Placement>& values);
+  void carry_out(Placement placement, SavedStep& step, bool is_filled, bool is_value);
   void drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe);
   void put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled);
-  // What autograd does not save and recipes begin from; with the decision where that is new.
-  using Values = std::vector<std::pair<std::shared_ptr<SavedStorage>, std::optional<Decision>>>;
-  [[nodiscard]] std::shared_ptr<SavedStorage> save_value(ValueId value, const c10::Storage& storage, SavedStep& step,
-                                                         Values& values);
   void warn_if_host_memory_is_short();
 
   const Options options_;

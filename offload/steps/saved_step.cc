@@ -29,6 +29,11 @@ std::uint64_t SavedStep::next_candidate() {
   return candidates_++;
 }
 
+std::uint64_t SavedStep::last_search() {
+  const MutexLock lock(mutex_);
+  return searches_ - 1;
+}
+
 std::uint64_t SavedStep::next_search() {
   const MutexLock lock(mutex_);
   return searches_++;

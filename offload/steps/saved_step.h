@@ -51,8 +51,9 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Returns the ordinal of the next candidate and counts it; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
-  // Counts the searches for recipes in the same way.
+  // Counts the searches for recipes in the same way; and the number of the last one.
   [[nodiscard]] std::uint64_t next_search();
+  [[nodiscard]] std::uint64_t last_search();
 
   // Notes that a storage is saved. Each call is matched by one call of ended().
   void began();

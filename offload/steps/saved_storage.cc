@@ -39,11 +39,11 @@ c10::Storage SavedStorage::Use::get() {
   const HostRange range(saved.residency_->trace(), "unpack", saved.bytes());
   std::shared_ptr<StepRecorder> recorder;
   std::function<void(const c10::Storage&)> at_first_use;
-  const bool may_run_recipe = !Recipe::runs_here() && !saved.residency_->tier().captures();
+  const bool captures = saved.residency_->tier().captures();
   {
     const MutexLock lock(saved.mutex_);
     recorder = saved.in_step_.recorder;
-    if (may_run_recipe) {
+    if (!captures && (!Recipe::runs_here() || saved.first_use_is_by_recipes_)) {
       at_first_use = std::exchange(saved.at_first_use_, nullptr);
     }
   }
@@ -53,6 +53,7 @@ c10::Storage SavedStorage::Use::get() {
   const StepRecorder::ClockPause pause(recorder.get());
   c10::Storage bytes = saved.get_on(saved.residency_->tier().current_stream(), *this);
   if (at_first_use != nullptr) {
+    const StepRecorder::ClockPause run(recorder.get(), saved.in_step_.index_in_record);
     at_first_use(bytes);
   }
   return bytes;
@@ -206,9 +207,10 @@ void SavedStorage::offload_deferred() noexcept {
   residency_->ledger().count_kept(KeptReason::kDeferred, bytes());
 }
 
-void SavedStorage::at_first_use(std::function<void(const c10::Storage&)> what) {
+void SavedStorage::at_first_use(std::function<void(const c10::Storage&)> what, bool by_recipes) {
   const MutexLock lock(mutex_);
   at_first_use_ = std::move(what);
+  first_use_is_by_recipes_ = by_recipes;
 }
 
 void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {

@@ -113,8 +113,9 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   void defer_offload(Block block, c10::Stream stream);
   void offload_deferred() noexcept;
 
-  // Has this done with the bytes where backward, and no recipe, first gets them.
-  void at_first_use(std::function<void(const c10::Storage&)> what);
+  // Has this done with the bytes where backward first gets them; `by_recipes`: or a recipe. The record takes the time
+  // for that of the storage's recipe.
+  void at_first_use(std::function<void(const c10::Storage&)> what, bool by_recipes);
 
   // To be called before an operation on the calling thread's current stream writes to the source's memory: the bytes
   // stay as they were saved. Does not block the host on a GPU. `copy_of`: a copy made on that stream, which is asked
@@ -194,6 +195,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
   std::optional<DeferredCopy> deferred_ EBB_GUARDED_BY(mutex_);        // while resident
   std::optional<EvictionQueue::Id> evictable_ EBB_GUARDED_BY(mutex_);  // the same
   std::function<void(const c10::Storage&)> at_first_use_ EBB_GUARDED_BY(mutex_);
+  bool first_use_is_by_recipes_ EBB_GUARDED_BY(mutex_) = false;
   InStep in_step_;
   Round round_ EBB_GUARDED_BY(mutex_);
 };

@@ -56,6 +56,34 @@ TEST_CASE_METHOD(NoLeak, "device memory stays within the budget in every step th
   CHECK(report->predicted.peak_bytes <= budget);
 }
 
+// A recorded step drops all that it may, and recipes that would run too deep in it need not in a plan.
+TEST_CASE_METHOD(NoLeak, "a plan for a sum over many layers, each made from the one before, is followed") {
+  constexpr int kManyLayers = 2 * kMaxRecipeDepth;
+  const auto step_of = [](Rig& rig) {
+    Inputs in;
+    at::Tensor loss;
+    {
+      const Run run(&rig.offloader());
+      const auto guard = run.guard();
+      Tensors held;  // what nobody saves, and a sum may begin from
+      at::Tensor x = in.activation({64, 64});
+      for (int i = 0; i < kManyLayers; ++i) {
+        held.push_back(at::silu(x).matmul(in.leaf({64, 64})));
+        x = x + held.back();
+      }
+      loss = in.loss(x);
+    }
+    loss.backward();
+  };
+  Rig rig(planned(GENERATE(DeviceBudget(DeviceBytes{16 * kMatrix}), DeviceBudget(LeastMemory{}))));
+  for (int step = 0; step < kUntilSettled; ++step) {
+    step_of(rig);
+  }
+  const auto report = rig.offloader().plan_report();
+  REQUIRE(report);
+  CHECK(report->actual);
+}
+
 TEST_CASE_METHOD(NoLeak, "what all kept would take is predicted to the byte") {
   MeteredDevice device;
   const std::uint64_t plain = plain_peak(device);
