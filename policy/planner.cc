@@ -19,7 +19,7 @@ namespace {
 using Index = std::uint32_t;
 
 // How much the search may cost: the number of predictions times the number of storages.
-constexpr std::size_t kTries = 200'000;
+constexpr std::size_t kTries = 400'000;
 
 // Recipes whose costs per byte differ by at most this factor count as equally cheap, because measured times of equal
 // operations differ.
@@ -40,13 +40,17 @@ class Search {
         predictor_(record, limits.device_bytes, rates),
         most_tries_(static_cast<std::size_t>(effort * kTries)) {
     sort_by_cost();
+    find_alike();
   }
 
-  Plan run() {
+  // `from`: decisions to begin from, too.
+  Plan run(const std::vector<Decision>* from = nullptr) {
     try_plan(std::vector<Decision>(record_.storages.size(), Decision::kKeep));
     if (!best_.fits) {
-      choose_how_many_to_recompute();
-      change_decisions();
+      if (from == nullptr || std::get<0>(try_plan(*from)) > 0) {
+        choose_how_many_to_recompute();
+      }
+      improve();
     }
     const std::vector<bool> nowhere = not_held(record_, best_.decisions);
     for (std::size_t i = 0; i < nowhere.size(); ++i) {
@@ -77,6 +81,26 @@ class Search {
       const auto last = std::find_if(first, cheapest_.end(), [&](Index i) { return ms_per_byte(i) > most; });
       std::sort(first, last, [&](Index a, Index b) { return needed(a) < needed(b); });
       first = last;
+    }
+  }
+
+  // Storages of the same size that are made in the same way from what was saved as far before them: those at one place
+  // of a block that is repeated.
+  void find_alike() {
+    std::map<std::vector<std::uint64_t>, std::vector<Index>> places;
+    for (Index i = 0; i < record_.storages.size(); ++i) {
+      const StorageRecord& storage = record_.storages[i];
+      std::vector<std::uint64_t> place{storage.bytes, static_cast<std::uint64_t>(storage.recompute),
+                                       static_cast<std::uint64_t>(storage.is_for_recipes)};
+      for (const Index input : storage.inputs) {
+        place.push_back(i - input);
+      }
+      places[place].push_back(i);
+    }
+    for (auto& [place, storages] : places) {
+      if (storages.size() > 1 && place.front() > 0) {
+        alike_.push_back(std::move(storages));
+      }
     }
   }
 
@@ -223,15 +247,63 @@ class Search {
     }
   }
 
+  // Where every block passes the limit, no change of a single storage helps, and where one does, changes of many at
+  // once pass by plans that are faster. So a plan that does not fit is improved in both ways.
+  void improve() {
+    if (best_.fits) {
+      change_decisions();
+      return;
+    }
+    const Plan begin = best_;
+    const std::optional<Score> begin_score = best_score_;
+    const std::size_t begin_tried = tried_;
+    while (tried_ <= (begin_tried + most_tries_) / 2 && change_alike()) {
+    }
+    change_decisions();
+    Plan other = std::exchange(best_, begin);
+    const std::optional<Score> other_score = std::exchange(best_score_, begin_score);
+    tried_ = begin_tried;
+    change_decisions();
+    if (*other_score < *best_score_) {
+      best_ = std::move(other);
+    }
+  }
+
   // Changes the decisions about all that one run makes, and single decisions, then two together, and so on; after a
-  // change that helps, single decisions again.
+  // change that helps, single decisions again. Where the tries do not allow for all single changes, those about what is
+  // alike come first.
   void change_decisions() {
     const auto most = static_cast<Index>(record_.storages.size());
     std::vector<Change> changes;
+    bool better = tried_ + 2 * std::size_t{most} * most > most_tries_ && change_alike();
     for (Index together = 1; together <= most && tried_ <= most_tries_;) {
-      const bool better = together == 1 && change_runs();
-      together = change_together(together, most, changes) || better ? 1 : together + 1;
+      better = together == 1 && change_runs();
+      better = change_together(together, most, changes) || better;
+      better = better || (together == 1 && change_alike());
+      together = better ? 1 : together + 1;
     }
+  }
+
+  // Changes the decisions about all storages that are alike, and about the earlier or the later half of them: where
+  // every block passes the limit, a change of one block does not help.
+  bool change_alike() {
+    bool better = false;
+    for (const std::vector<Index>& storages : alike_) {
+      const auto middle = storages.begin() + static_cast<std::ptrdiff_t>(storages.size() / 2);
+      for (const auto& [from, to] : {std::pair(storages.begin(), storages.end()), std::pair(storages.begin(), middle),
+                                     std::pair(middle, storages.end())}) {
+        for (const Decision decision : kAll) {
+          std::vector<Change> changes;
+          for (auto i = from; i != to; ++i) {
+            if (is_change(*i, decision)) {
+              changes.emplace_back(*i, decision);
+            }
+          }
+          better = (!changes.empty() && change(changes)) || better;
+        }
+      }
+    }
+    return better;
   }
 
   bool change_runs() {
@@ -298,6 +370,7 @@ class Search {
   const std::size_t most_tries_;
   const std::size_t grain_ = std::max<std::size_t>(record_.storages.size() / kGrains, 1);
   std::vector<Index> cheapest_;  // what can be recomputed, one storage for a run, as sort_by_cost() leaves them
+  std::vector<std::vector<Index>> alike_;
   std::map<std::size_t, Score> with_recomputed_;
   std::size_t tried_ = 0;
   Plan best_;
@@ -307,7 +380,14 @@ class Search {
 }  // namespace
 
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort) {
-  return Search(record, limits, rates, effort).run();
+  Plan plan = Search(record, limits, rates, effort).run();
+  if (plan.fits || limits.device_bytes == 0) {
+    return plan;
+  }
+  const Limits none{.device_bytes = 0, .host_bytes = limits.host_bytes};
+  const Plan least = Search(record, none, rates, effort).run();
+  Plan from_least = Search(record, limits, rates, effort).run(&least.decisions);
+  return from_least.fits ? from_least : plan;
 }
 
 // A limit of 0 makes compute wait for every copy, and no plan takes less memory. A faster plan with the same peak is

@@ -21,6 +21,9 @@ namespace ebb {
 // then assumes that no number between fits. (In 1350 random steps of 50 to 199 storages near the least memory, pairs of
 // the two numbers fit in 413; the assumption lost 2 of these plans.) Then the decisions about all that one run makes
 // are changed, and single decisions, then two together, and so on, for as many tries as the number of storages allows.
+// Decisions about storages that are alike are changed together: what is at one place of a block that is repeated. A
+// plan that does not fit is improved so first, and without that once more. If neither fits, the search begins again
+// from the plan of the least memory.
 // test/policy/planner_test.cc compares with all possible plans of small steps, planner_long_step_test.cc with all pairs
 // of the two numbers, and bench/planning times the search.
 //

@@ -98,6 +98,38 @@ TEST_CASE("near the least memory, with little room on the host, a plan fits near
   CHECK(lost <= 1);
 }
 
+// Recipes for what costs least per byte would pass the limit in every block, and single changes would take too long.
+TEST_CASE("what is at one place of repeated blocks is decided about together") {
+  constexpr std::uint32_t kBlocks = 300;
+  constexpr double kForwardMs = 2;  // of a block, and the same for backward
+  StepRecord record;
+  record.backward_ms = kBlocks * kForwardMs;
+  record.end_ms = 2 * record.backward_ms;
+  for (std::uint32_t k = 0; k < kBlocks; ++k) {
+    const auto save = [&](double after_ms, std::uint64_t bytes) -> StorageRecord& {
+      const double saved = k * kForwardMs + after_ms;
+      const double needed = record.end_ms - saved;
+      return record.storages.emplace_back(StorageRecord{
+          .bytes = bytes, .saved_ms = saved, .idle_ms = saved, .needed_ms = needed, .released_ms = needed});
+    };
+    const std::uint32_t input = 3 * k;
+    save(0, 1);
+    StorageRecord& large = save(0.5, 10);
+    large.recompute = Recompute::kComputeBound;
+    large.recompute_ms = 1;
+    large.inputs = {input};
+    StorageRecord& cheap = save(1, 1);
+    cheap.recompute = Recompute::kMemoryBound;
+    cheap.recompute_ms = 0.05;
+    cheap.recompute_bytes = 10 * kBlocks;
+    cheap.inputs = {input};
+  }
+  const Plan plan = make_plan(record, {.device_bytes = 2 * kBlocks + 40}, slow_link());
+  CHECK(plan.fits);
+  CHECK(plan.predicted.stalled_ms == 0);
+  CHECK(plan.predicted.recompute_ms < 1.01 * kBlocks);
+}
+
 // Too long for single changes to repair what the search for the two numbers misses.
 TEST_CASE("a long step fits where a part of it may stay, in little more time") {
   constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
