@@ -444,10 +444,38 @@ def disk(paths):
     return ("file", "direction", "copies in flight", *names), lines
 
 
+def programs(paths):
+    """Each plan beside the fastest of what one can do by hand in as much memory."""
+
+    def line(row, rows):
+        fitting = [each for each in rows if each["budget_bytes"] is None and each["peak_bytes"] <= row["budget_bytes"]]
+        best = min(fitting, key=lambda each: each["ms_median"], default=None)
+        beside = ("none", "-") if best is None else (
+            f"{best['config']}: {best['ms_median']:.1f} ms, {best['peak_bytes'] / GB:.2f} GB",
+            percent(row["ms_median"] / best["ms_median"] - 1),
+        )
+        return (
+            row["program"],
+            f"{row['budget_bytes'] / GB:.2f} GB",
+            f"{row['ms_median']:.1f}",
+            f"{row['peak_bytes'] / GB:.2f}",
+            *beside,
+            row["gradients"],
+        )
+
+    all_rows = [row for row in load(paths) if not row["error"]]
+    lines = [
+        line(row, [each for each in all_rows if each["program"] == row["program"]])
+        for row in all_rows
+        if row["config"] == "plan"
+    ]
+    return ("program", "budget", "ms/step", "peak GB", "the fastest by hand in as much", "over it", "gradients"), lines
+
+
 TABLES = {
     of.__name__: of
     for of in (steps, readme, peers, plan, commits, runs, budgets, plans, training, fits, published, published_paths)
-    + (limits, overhead, overhead_commits, disk)
+    + (limits, overhead, overhead_commits, disk, programs)
 }
 
 

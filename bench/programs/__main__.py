@@ -23,7 +23,7 @@ from bench.peers.process import NotMeasured, in_new_process
 
 from . import configurations
 from .programs import PROGRAMS
-from .run import Row, run_program, text_of
+from .run import Row, best_other, measured, run_program, text_of
 
 NEAR = 1.01
 
@@ -31,10 +31,8 @@ NEAR = 1.01
 def behind(rows: list[Row]) -> list[str]:
     """Where a plan takes longer than something that fits into its budget, too."""
     found = []
-    measured = [row for row in rows if not row["error"] and row["peak_bytes"] is not None]
-    for plan in (row for row in measured if row["budget_bytes"] is not None):
-        others = [row for row in measured if row["budget_bytes"] is None and row["peak_bytes"] <= plan["budget_bytes"]]
-        best = min(others, key=lambda row: row["ms_median"], default=None)
+    for plan in (row for row in measured(rows) if row["budget_bytes"] is not None):
+        best = best_other(plan, measured(rows))
         if best is not None and plan["ms_median"] > NEAR * best["ms_median"]:
             more = 100 * (plan["ms_median"] / best["ms_median"] - 1)
             found.append(f"{text_of(plan)}: {more:.1f} % over {best['config']} ({best['ms_median']:.1f} ms)")

@@ -17,7 +17,18 @@ from . import configurations
 from .programs import PROGRAMS, Program
 
 STEPS_UNTIL_PLANNED = 5
+PLANNED = "plan"
 Row = dict[str, Any]
+
+
+def measured(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not row["error"] and row["peak_bytes"] is not None]
+
+
+def best_other(plan: Row, rows: list[Row]) -> Row | None:
+    """The fastest of what is no plan and fits into the plan's budget, too."""
+    others = [row for row in rows if row["budget_bytes"] is None and row["peak_bytes"] <= plan["budget_bytes"]]
+    return min(others, key=lambda row: row["ms_median"], default=None)
 
 
 def digest(program: Program) -> list[int]:
@@ -87,6 +98,8 @@ class Run:
 
     def row(self, config: str, entered: Callable[[Program], configurations.Entered], budget: int | None = None) -> Row:
         row: Row = {"program": self._name, "config": config, "budget_bytes": budget, "error": None}
+        if self.program.optimizer is not None:
+            self.program.optimizer.state.clear()  # or the states would stay where the configuration before had them
         try:
             with entered(self.program) as guard:
                 row |= self._measure(guard)
@@ -123,7 +136,7 @@ class Run:
         planned = partial(configurations.plan, **self._options)
         budgets = flags.within or self._budgets(whole or 1 << 24)
         for budget in budgets:
-            yield self.row("plan", partial(planned, budget=budget), budget)
+            yield self.row(PLANNED, partial(planned, budget=budget), budget)
         for budget in flags.within_managed if trains else []:
             yield self.row("plan and manage", partial(planned, budget=budget, manages=True), budget)
         yield self.row("none, last", configurations.none)
