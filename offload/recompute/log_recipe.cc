@@ -12,6 +12,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/hash.h>
 
 #include "offload/base/libtorch_members.h"
@@ -180,9 +181,16 @@ class LogRecipe::Search {
     found->device_ = device_;
     found->bytes_ = target_bytes_;
     const auto mix = [&](std::size_t what) { found->identity_ = c10::hash_combine(found->identity_, what); };
-    std::map<ValueId, std::size_t> seen;  // in the order of their first appearance
+    c10::SmallVector<ValueId, 2 * kMostSteps> seen;  // in the order of their first appearance; few
+    const auto place_of = [&](ValueId value) {
+      const auto place = static_cast<std::size_t>(std::ranges::find(seen, value) - seen.begin());
+      if (place == seen.size()) {
+        seen.push_back(value);
+      }
+      return place;
+    };
     for (const auto& root : roots_) {
-      seen.emplace(root->value, seen.size());
+      place_of(root->value);
     }
     std::ranges::sort(operations_);
     for (const std::uint64_t place : operations_) {
@@ -191,10 +199,10 @@ class LogRecipe::Search {
       mix(std::hash<c10::OperatorHandle>()(operation->operation));
       for (const Argument& each : operation->tensors) {
         mix(static_cast<std::size_t>(each.dtype));
-        mix(seen.emplace(each.value, seen.size()).first->second);
+        mix(place_of(each.value));
       }
       for (const ValueId made : operation->made) {
-        seen.emplace(made, seen.size());
+        place_of(made);
       }
       found->operations_.push_back(operation);
     }
