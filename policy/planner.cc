@@ -275,7 +275,10 @@ class Search {
   void change_decisions() {
     const auto most = static_cast<Index>(record_.storages.size());
     std::vector<Change> changes;
-    bool better = tried_ + 2 * std::size_t{most} * most > most_tries_ && change_alike();
+    if (tried_ + 2 * std::size_t{most} * most > most_tries_) {
+      change_alike();
+    }
+    bool better = false;
     for (Index together = 1; together <= most && tried_ <= most_tries_;) {
       better = together == 1 && change_runs();
       better = change_together(together, most, changes) || better;
@@ -387,7 +390,8 @@ Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& 
   const Limits none{.device_bytes = 0, .host_bytes = limits.host_bytes};
   const Plan least = Search(record, none, rates, effort).run();
   Plan from_least = Search(record, limits, rates, effort).run(&least.decisions);
-  return from_least.fits ? from_least : plan;
+  const bool is_nearer = from_least.fits || from_least.predicted.peak_bytes < plan.predicted.peak_bytes;
+  return is_nearer && from_least.predicted.offloaded_bytes <= limits.host_bytes ? from_least : plan;
 }
 
 // A limit of 0 makes compute wait for every copy, and no plan takes less memory. A faster plan with the same peak is

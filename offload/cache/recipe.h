@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,6 +25,7 @@ class Recipe {
 
   // How many recipes run one inside the other to make the bytes; at least 1.
   [[nodiscard]] int depth() const { return depth_; }
+  [[nodiscard]] bool is_too_deep() const { return depth_ > kMaxRecipeDepth; }
 
   [[nodiscard]] virtual Recompute cost() const = 0;
 
@@ -60,11 +62,12 @@ class Recipe {
 
  protected:
   explicit Recipe(int depth) : depth_(depth) {}
+  void run_inside_of(int depth) { depth_ = std::max(depth_, depth + 1); }
 
  private:
   [[nodiscard]] virtual c10::Storage make() = 0;
 
-  const int depth_;
+  int depth_;
 };
 
 // Makes the recipe of one save; null for none. Empty: the log of operations is asked.

@@ -206,6 +206,7 @@ class LogRecipe::Search {
       }
       found->operations_.push_back(operation);
     }
+    mix(place_of(result));
     found->roots_ = std::move(roots_);
     return found;
   }
@@ -242,16 +243,20 @@ class LogRecipe::Search {
     return true;
   }
 
+  // The storage that has the value, unless ebb alone still holds it: that depends on decisions, and steps that differ
+  // in their recipes follow no plan.
+  static c10::intrusive_ptr<c10::StorageImpl> held_by_program(const OperationLog::Value& value) {
+    const auto saved = value.asked ? value.asked->saved.lock() : nullptr;
+    return saved == nullptr || saved->is_held_by_program() ? value.storage.lock() : nullptr;
+  }
+
   // Of Note [Values that nobody saves].
   [[nodiscard]] std::unique_ptr<Root> unsaved_root_of(const Argument& argument) const {
     const OperationLog::Value* const value = log_.value(argument.value);
     const bool may_be = least_bytes_ && value != nullptr && value->bytes >= *least_bytes_ &&
                         value->bytes <= target_bytes_ && argument.device == device_ && !argument.is_of_leaf &&
                         !argument.is_managed && log_.is_current(argument.value) && value->save.expired();
-    // What ebb alone still holds depends on decisions, and steps that differ in their recipes follow no plan.
-    const auto saved = may_be && value->asked ? value->asked->saved.lock() : nullptr;
-    const bool is_held = may_be && (saved == nullptr || saved->is_held_by_program());
-    auto alive = is_held ? value->storage.lock() : nullptr;
+    auto alive = may_be ? held_by_program(*value) : nullptr;
     if (!alive || alive.get() == target_ || alive->nbytes() != value->bytes ||
         alive->data_ptr().get_context() == nullptr) {  // memory that LibTorch does not own
       return nullptr;
@@ -284,7 +289,7 @@ class LogRecipe::Search {
         root->save = nullptr;
       }
     }
-    auto alive = log_.is_current(argument.value) ? value.storage.lock() : nullptr;
+    auto alive = log_.is_current(argument.value) ? held_by_program(value) : nullptr;
     if (!alive || alive->nbytes() != value.bytes) {
       return nullptr;
     }
@@ -310,10 +315,18 @@ class LogRecipe::Search {
   std::vector<std::unique_ptr<Root>> roots_;
 };
 
+// Whether the operation has made others, too. Without a gradient of its own, such a value (a mask, an index) is saved
+// for theirs, and the graph leads to what it was made from.
+static bool is_made_with_others(const OperationLog& log, ValueId id) {
+  const OperationLog::Value* const value = log.value(id);
+  const auto maker = value == nullptr ? nullptr : log.operation(value->maker);
+  return maker != nullptr && maker->made.size() > 1;
+}
+
 std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const at::Tensor& tensor,
                                            std::optional<std::size_t> least_bytes) {
   const ValueId id = log.value_of(tensor);
-  if (id == kNoValue || is_customs(tensor)) {
+  if (id == kNoValue || is_customs(tensor) || !(tensor.requires_grad() || is_made_with_others(log, id))) {
     return nullptr;
   }
   return Search(log, tensor.storage(), least_bytes).recipe_of(id);
@@ -323,10 +336,13 @@ std::unique_ptr<LogRecipe> LogRecipe::find(const OperationLog& log, const Root& 
   return root.like.requires_grad ? Search(log, root.storage, least_bytes).recipe_of(root.value) : nullptr;
 }
 
-void LogRecipe::save_values(const SaveValue& save) {
+void LogRecipe::save_values(std::uint64_t proof, const SaveValue& save) {
+  std::uint64_t place = proof;
   for (const auto& root : roots_) {
     if (root->version) {
-      root->use.emplace(save(*root));
+      SavedValue saved = save(*root, ++place);
+      run_inside_of(saved.depth);
+      root->use.emplace(std::move(saved.storage));
       root->storage = {};
     }
   }

@@ -67,14 +67,20 @@ class LogRecipe final : public Recipe {
   };
   [[nodiscard]] const std::vector<std::unique_ptr<Root>>& roots() const { return roots_; }
 
-  // The recipe for a value that another recipe begins from and that autograd has not saved. Null as for find().
+  // The recipe for a value that another recipe begins from and that autograd has not saved. Null as above, and where
+  // the value has no gradient.
   [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const Root& root,
                                                        std::size_t least_bytes);
 
-  // Has `save` save each value that the recipe begins from and that autograd does not save. To be called once, before
-  // inputs() and settle(), in the operation that the recipe was found in.
-  using SaveValue = std::function<std::shared_ptr<SavedStorage>(const Root& root)>;
-  void save_values(const SaveValue& save);
+  // Has `save` save each value that the recipe begins from and that autograd does not save; `save` tells how many
+  // recipes run one inside the other to make the value again. `proof`: of this recipe; each value gets a number of its
+  // own for a proof. To be called once, before the other members, in the operation that the recipe was found in.
+  struct SavedValue {
+    std::shared_ptr<SavedStorage> storage;
+    int depth;
+  };
+  using SaveValue = std::function<SavedValue(const Root& root, std::uint64_t proof)>;
+  void save_values(std::uint64_t proof, const SaveValue& save);
 
   [[nodiscard]] bool is_safe() const override;
   void settle() override;

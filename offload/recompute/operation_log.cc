@@ -332,9 +332,10 @@ void OperationLog::close(bool failed) {
   }
 }
 
-std::optional<OperationLog::Value::Asked> OperationLog::asked_about(ValueId id, const SavedStep& step) const {
+std::optional<OperationLog::Value::Asked> OperationLog::asked_about(ValueId id, SavedStep& step) const {
   const Value* const value = this->value(id);
-  const bool is_asked = value != nullptr && value->asked && value->asked->step.lock().get() == &step;
+  const auto pass = value != nullptr && value->asked ? value->asked->pass.lock() : nullptr;
+  const bool is_asked = pass != nullptr && pass == step.pass().lock();
   return is_asked ? value->asked : std::nullopt;
 }
 

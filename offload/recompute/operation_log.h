@@ -111,9 +111,9 @@ class OperationLog {
     std::weak_ptr<const Save> save = {};  // the last one
     // What was decided about the value itself, which a recipe begins from and autograd does not save.
     struct Asked {
-      std::weak_ptr<const SavedStep> step;
-      std::weak_ptr<SavedStorage> saved;
-      std::uint64_t place;  // of the search for a recipe that began from the value first
+      std::weak_ptr<const void> pass;     // SavedStep::pass()
+      std::weak_ptr<SavedStorage> saved;  // the last one
+      std::uint64_t place;                // for proofs of the value's recipe
       std::uint32_t ordinal;
       Decision decision;
     };
@@ -204,7 +204,7 @@ class OperationLog {
 
   // Notes what was decided about the value in a step; and what that was, nullopt for nothing.
   void asked(ValueId id, Value::Asked about) { values_[id - first_value_].asked = std::move(about); }
-  [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, const SavedStep& step) const;
+  [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, SavedStep& step) const;
 
   // Has `what` called before the first operation of the thread that writes to the value's memory.
   void before_write(ValueId id, std::function<void()> what) {

@@ -42,11 +42,16 @@ Decider::Decider(const Options& options, Steps& steps, Residency& residency)
 
 Decider::~Decider() = default;
 
-Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr<SavedStorage>& saved, SavedStep& step,
                                  const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value) {
   const OperationLog* const log = OperationLog::here();
-  if (const auto asked = log == nullptr ? std::nullopt : log->asked_about(log->value_of(tensor), step)) {
-    return decide_as_asked(*asked, LogRecipe::find(*log, tensor, least_bytes_), saved, save_value);
+  const ValueId value = log == nullptr ? kNoValue : log->value_of(tensor);
+  if (const auto asked = log == nullptr ? std::nullopt : log->asked_about(value, step)) {
+    const auto find = [&] {
+      const bool may_be_made = make_recipe == nullptr && log->sees() && !in_backward();
+      return may_be_made ? LogRecipe::find(*log, tensor, least_bytes_) : nullptr;
+    };
+    return decide_as_asked(value, *asked, saved, find, save_value);
   }
   Found found = find_recipe(tensor, step, make_recipe, save_value);
   Candidate candidate{.bytes = tensor.storage().nbytes(), .operation = {}};
@@ -59,22 +64,22 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, SavedStorage& saved, 
     }
     candidate.operation = operation;
   }
-  const Decision decision = decide_about(candidate, found, tensor.storage(), saved, step, /*is_for_recipes=*/false);
+  const Decision decision = decide_about(candidate, found, tensor.storage(), *saved, step, /*is_for_recipes=*/false);
   return {decision, std::move(found)};
 }
 
 Decider::Decided Decider::decide_about_value(const LogRecipe::Root& root, const std::shared_ptr<SavedStorage>& saved,
-                                             SavedStep& step, const LogRecipe::SaveValue& save_value) {
+                                             SavedStep& step, std::uint64_t place, bool may_be_made,
+                                             const LogRecipe::SaveValue& save_value) {
   OperationLog& log = *OperationLog::here();
-  std::unique_ptr<LogRecipe> recipe = save_value == nullptr ? nullptr : LogRecipe::find(log, root, least_bytes_);
+  const auto find = [&] { return LogRecipe::find(log, root, least_bytes_); };
   if (const auto asked = log.asked_about(root.value, step)) {
-    return decide_as_asked(*asked, std::move(recipe), *saved, save_value);
+    return decide_as_asked(root.value, *asked, saved, find, save_value);
   }
-  const std::uint64_t place = step.last_search();
-  Found found = believed(std::move(recipe), place, save_value);
+  Found found = may_be_made ? believed(find(), place, save_value) : Found();
   Candidate candidate{.bytes = root.storage.nbytes(), .operation = "(not saved by autograd)"};
   const Decision decision = decide_about(candidate, found, root.storage, *saved, step, /*is_for_recipes=*/true);
-  log.asked(root.value, {.step = step.weak_from_this(),
+  log.asked(root.value, {.pass = step.pass(),
                          .saved = saved,
                          .place = place,
                          .ordinal = static_cast<std::uint32_t>(candidate.ordinal),
@@ -82,18 +87,26 @@ Decider::Decided Decider::decide_about_value(const LogRecipe::Root& root, const 
   return {decision, std::move(found)};
 }
 
-Decider::Decided Decider::decide_as_asked(const OperationLog::Value::Asked& asked, std::unique_ptr<LogRecipe> recipe,
-                                          SavedStorage& saved, const LogRecipe::SaveValue& save_value) {
-  saved.enter_step(asked.ordinal, nullptr, 0);
-  Found found = believed(std::move(recipe), asked.place, save_value);
-  const bool is_lost = asked.decision == Decision::kRecompute && !found.is_proven;
-  return {is_lost ? Decision::kOffload : asked.decision, std::move(found)};
+Decider::Decided Decider::decide_as_asked(ValueId value, OperationLog::Value::Asked asked,
+                                          const std::shared_ptr<SavedStorage>& saved,
+                                          const std::function<std::unique_ptr<LogRecipe>()>& find,
+                                          const LogRecipe::SaveValue& save_value) {
+  saved->enter_step(asked.ordinal, nullptr, 0);
+  asked.saved = saved;
+  OperationLog::here()->asked(value, asked);
+  Decided decided{.decision = asked.decision, .found = {}};
+  if (asked.decision == Decision::kRecompute) {
+    decided.found = believed(find(), asked.place, save_value);
+    const bool is_lost = !decided.found.is_proven && plans_ != nullptr;
+    decided.decision = is_lost ? Decision::kOffload : Decision::kRecompute;
+  }
+  return decided;
 }
 
 Decision Decider::decide_about(Candidate& candidate, const Found& found, const c10::Storage& storage,
                                SavedStorage& saved, SavedStep& step, bool is_for_recipes) {
   const Recipe* const recipe = found.is_proven ? found.recipe.get() : nullptr;
-  const bool is_too_deep = recipe != nullptr && recipe->depth() > kMaxRecipeDepth;
+  const bool is_too_deep = recipe != nullptr && recipe->is_too_deep();
   const bool may_be_dropped = recipe != nullptr && (!is_too_deep || plans_ != nullptr);
   candidate.recompute = may_be_dropped ? recipe->cost() : Recompute::kNo;
   const Decision decision = plans_ != nullptr ? plans_->decide(candidate, storage, saved, step, recipe, is_for_recipes)
@@ -101,7 +114,7 @@ Decision Decider::decide_about(Candidate& candidate, const Found& found, const c
   if (const auto recorder = step.recorder(); recorder != nullptr && found.is_awaited) {
     recorder->awaits_recipes();
   }
-  return decision == Decision::kRecompute && is_too_deep ? Decision::kOffload : decision;
+  return decision == Decision::kRecompute && is_too_deep && plans_ != nullptr ? Decision::kOffload : decision;
 }
 
 // Note [Proofs]
@@ -149,7 +162,7 @@ Decider::Found Decider::believed(std::unique_ptr<LogRecipe> recipe, std::uint64_
   Found found{.recipe = std::move(recipe)};
   look_for_proof(found, place);
   if (found.recipe != nullptr) {
-    logged.save_values(save_value);
+    logged.save_values(found.proof, save_value);
   }
   return found;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -61,14 +62,15 @@ class Decider {
   //
   // `make_recipe`: makes the recipe, where the log is not to be asked. `save_value`: saves what a recipe begins from
   // and autograd does not save, and has decide_about_value() decide.
-  [[nodiscard]] Decided decide(const at::Tensor& tensor, SavedStorage& saved, SavedStep& step,
+  [[nodiscard]] Decided decide(const at::Tensor& tensor, const std::shared_ptr<SavedStorage>& saved, SavedStep& step,
                                const MakeRecipe& make_recipe, const LogRecipe::SaveValue& save_value);
 
   // What becomes of a value of the calling thread's log that a recipe begins from, of which `saved` now has the bytes.
-  // The same value gets the same answer in the whole step, and counts as one candidate. `save_value`: empty where no
-  // recipe is to be looked for.
+  // The same value gets the same answer in the whole step, and counts as one candidate. `may_be_made`: whether a recipe
+  // is to be looked for where the value is new. `place`: for the recipe's proof.
   [[nodiscard]] Decided decide_about_value(const LogRecipe::Root& root, const std::shared_ptr<SavedStorage>& saved,
-                                           SavedStep& step, const LogRecipe::SaveValue& save_value);
+                                           SavedStep& step, std::uint64_t place, bool may_be_made,
+                                           const LogRecipe::SaveValue& save_value);
 
   // Runs the recipe and compares what it makes with the storage's bytes, which are there: Note [Proofs]. The calling
   // thread waits for the device.
@@ -88,8 +90,10 @@ class Decider {
                                   const LogRecipe::SaveValue& save_value);
   [[nodiscard]] Found believed(std::unique_ptr<LogRecipe> recipe, std::uint64_t place,
                                const LogRecipe::SaveValue& save_value);
-  [[nodiscard]] Decided decide_as_asked(const OperationLog::Value::Asked& asked, std::unique_ptr<LogRecipe> recipe,
-                                        SavedStorage& saved, const LogRecipe::SaveValue& save_value);
+  [[nodiscard]] Decided decide_as_asked(ValueId value, OperationLog::Value::Asked asked,
+                                        const std::shared_ptr<SavedStorage>& saved,
+                                        const std::function<std::unique_ptr<LogRecipe>()>& find,
+                                        const LogRecipe::SaveValue& save_value);
   [[nodiscard]] Decision decide_about(Candidate& candidate, const Found& found, const c10::Storage& storage,
                                       SavedStorage& saved, SavedStep& step, bool is_for_recipes);
   void look_for_proof(Found& found, std::uint64_t place);

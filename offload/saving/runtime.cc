@@ -13,6 +13,7 @@
 #include "offload/base/log.h"
 #include "offload/plans/plan_follower.h"
 #include "offload/recompute/operation_log.h"
+#include "offload/recording/step_recorder.h"
 #include "offload/tensors/deferred_copies.h"
 #include "offload/tensors/lent_tensor.h"
 #include "streams/base/system_memory.h"
@@ -30,12 +31,19 @@ bool settled(Recipe& recipe) {
   }
 }
 
-void run_for_its_time(Recipe& recipe) noexcept {
+// Without that time the step gives no record.
+void run_for_its_time(Recipe& recipe, StepRecorder& recorder) noexcept {
   try {
     static_cast<void>(recipe.run());
-  } catch (const std::exception&) {
-    log_warning("a recipe could not be run for its time, so that the plan takes it for quick");
+  } catch (...) {
+    recorder.disturb();
   }
+}
+
+// How many recipes run one inside the other to make again what this is decided about.
+int depth_of(const Decider::Decided& decided) {
+  const auto& [decision, found] = decided;
+  return decision == Decision::kRecompute && found.is_proven ? found.recipe->depth() : 0;
 }
 
 }  // namespace
@@ -117,89 +125,102 @@ void Runtime::stay(SavedStorage& saved, KeptReason reason) {
 
 void Runtime::place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step,
                     bool is_filled, const MakeRecipe& make_recipe) {
-  Placement placement{.saved = saved};
-  placement.decided = decider_.decide(tensor, *saved, step, make_recipe, [&](const LogRecipe::Root& root) {
-    return save_value(root, step, /*nested=*/0, placement.values);
-  });
-  carry_out(std::move(placement), step, is_filled, /*is_value=*/false);
+  std::vector<Placement> placements;
+  Decider::Decided decided =
+      decider_.decide(tensor, saved, step, make_recipe, [&](const LogRecipe::Root& root, std::uint64_t place) {
+        return save_value(root, place, step, /*nested=*/0, placements);
+      });
+  placements.push_back({.saved = saved, .decided = std::move(decided)});
+  carry_out(std::move(placements), step, is_filled);
 }
 
 // Saves a value of the calling thread's log that autograd does not save.
-std::shared_ptr<SavedStorage> Runtime::save_value(const LogRecipe::Root& root, SavedStep& step, int nested,
-                                                  std::vector<Placement>& values) {
+LogRecipe::SavedValue Runtime::save_value(const LogRecipe::Root& root, std::uint64_t place, SavedStep& step, int nested,
+                                          std::vector<Placement>& placements) {
   OperationLog& log = *OperationLog::here();
   const c10::VariableVersion& counter = log.value(root.value)->counter;
   const auto [saved, is_new] = steps_.table().find_or_insert(root.storage, VersionId(counter), [&] {
     return make_shared_unless_forked<SavedStorage>(shared_residency(), steps_, step.shared_from_this(), root.storage,
                                                    counter, /*is_of_region=*/false);
   });
-  Placement placement{.saved = saved};
-  if (is_new) {
-    residency_.ledger().counters().saved.add(saved->bytes());
-    log.before_write(root.value, [entered = std::weak_ptr(saved)] {
-      if (const std::shared_ptr<SavedStorage> saved = entered.lock()) {
-        saved->part_from_source([](const c10::Storage& source) { return copy_of(source); });
-      }
-    });
-    constexpr int kMostNested = 4;  // a search is for each of them
-    LogRecipe::SaveValue save;      // empty: the value gets no recipe of its own
-    if (nested < kMostNested) {
-      save = [&](const LogRecipe::Root& of_value) { return save_value(of_value, step, nested + 1, placement.values); };
-    }
-    placement.decided = decider_.decide_about_value(root, saved, step, save);
-    if (exclusions_.contains(root.storage)) {
-      placement.decided->decision = Decision::kKeep;
-    }
+  if (!is_new) {
+    const auto here = std::ranges::find(placements, saved, &Placement::saved);
+    return {saved, here == placements.end() ? saved->recipe_depth() : depth_of(here->decided)};
   }
-  values.push_back(std::move(placement));
-  return saved;
+  residency_.ledger().counters().saved.add(saved->bytes());
+  log.before_write(root.value, [entered = std::weak_ptr(saved)] {
+    if (const std::shared_ptr<SavedStorage> saved = entered.lock()) {
+      saved->part_from_source([](const c10::Storage& source) { return copy_of(source); });
+    }
+  });
+  constexpr int kMostNested = 4;  // a search is for each of them
+  const bool is_excluded = exclusions_.contains(root.storage);
+  Decider::Decided decided =
+      decider_.decide_about_value(root, saved, step, place, /*may_be_made=*/nested < kMostNested && !is_excluded,
+                                  [&](const LogRecipe::Root& of_value, std::uint64_t its_place) {
+                                    return save_value(of_value, its_place, step, nested + 1, placements);
+                                  });
+  decided.decision = is_excluded ? Decision::kKeep : decided.decision;
+  const int depth = depth_of(decided);
+  placements.push_back({.saved = saved, .decided = std::move(decided), .is_value = true});
+  return {saved, depth};
 }
 
-void Runtime::carry_out(Placement placement, SavedStep& step, bool is_filled, bool is_value) {
-  if (!placement.decided) {
-    return;
-  }
-  auto& [decision, found] = *placement.decided;
-  const bool is_dropped = decision == Decision::kRecompute && found.is_proven;
-  if (is_dropped) {
-    found.recipe->settle();
-  }
+// `placements`: of a save, which is the last, and of what recipes begin from, each before the recipes.
+void Runtime::carry_out(std::vector<Placement> placements, SavedStep& step, bool is_filled) {
   // A step that is recorded drops all that it may, but for recipes that would run too deep. A plan may have fewer of
   // them run one inside the other, so their time is taken, too.
-  const bool is_recorded = step.recorder() != nullptr;
-  const bool is_run_beside = found.recipe != nullptr && !is_dropped &&
-                             (!found.is_proven || (is_recorded && found.recipe->depth() > kMaxRecipeDepth)) &&
-                             settled(*found.recipe);
-  if (!is_dropped && !is_run_beside) {
-    // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
-    std::erase_if(placement.values, [&](const Placement& each) {
-      return !is_recorded || !each.decided || each.decided->decision == Decision::kKeep;
-    });
-  }
-  std::vector<std::shared_ptr<SavedStorage>> values;
-  for (Placement& each : placement.values) {
-    values.push_back(each.saved);
-    carry_out(std::move(each), step, /*is_filled=*/true, /*is_value=*/true);
-  }
-  const std::shared_ptr<SavedStorage>& saved = placement.saved;
-  if (is_dropped) {
-    drop(saved, std::move(found.recipe));
-    return;
-  }
-  if (is_run_beside) {
-    const auto run = [runtime = shared_from_this(), proof = found.proof, is_proven = found.is_proven,
-                      recipe = std::shared_ptr(std::move(found.recipe))](const c10::Storage& there) {
-      if (is_proven) {
-        run_for_its_time(*recipe);
-      } else {
-        runtime->decider_.prove(proof, *recipe, there);
+  const bool is_recorded = step.recorder() != nullptr && step.plan() == nullptr;
+  std::vector<std::shared_ptr<SavedStorage>> held;
+  for (auto each = placements.rbegin(); each != placements.rend(); ++each) {
+    auto& [decision, found] = each->decided;
+    if (each->is_value && each->saved.use_count() == 1) {  // of no recipe that may run
+      // A step that is recorded, in which all moves, has the values for as long as a recipe would need them.
+      if (!is_recorded || decision == Decision::kKeep) {
+        *each = {};
+        continue;
       }
-    };
-    saved->at_first_use(run, /*by_recipes=*/is_value);
-  } else if (!values.empty()) {
-    saved->at_first_use([held = std::move(values)](const c10::Storage& /*there*/) {}, /*by_recipes=*/is_value);
+      held.push_back(each->saved);
+    }
+    each->is_dropped = decision == Decision::kRecompute && found.is_proven && !found.recipe->is_too_deep();
+    const bool may_run_beside = found.recipe != nullptr && !each->is_dropped &&
+                                (!found.is_proven || (is_recorded && found.recipe->is_too_deep()));
+    each->is_run_beside = may_run_beside && settled(*found.recipe);
+    if (!each->is_dropped && !each->is_run_beside) {
+      found.recipe = nullptr;
+    }
   }
-  put(saved, decision, step, is_filled);
+  for (Placement& each : placements) {
+    if (each.saved == nullptr) {
+      continue;
+    }
+    if (each.is_dropped) {
+      each.decided.found.recipe->settle();
+      drop(each.saved, std::move(each.decided.found.recipe));
+      continue;
+    }
+    if (each.is_run_beside) {
+      run_beside(each, step);
+    } else if (!each.is_value && !held.empty()) {
+      each.saved->at_first_use([held = std::move(held)](const c10::Storage& /*there*/) {}, /*by_recipes=*/false);
+    }
+    put(each.saved, each.decided.decision, step, each.is_value || is_filled);
+  }
+}
+
+// Has the recipe run where backward first gets the bytes: to be proven, or for its time.
+void Runtime::run_beside(Placement& placement, SavedStep& step) {
+  auto& found = placement.decided.found;
+  const std::shared_ptr recipe = std::move(found.recipe);
+  if (found.is_proven) {
+    placement.saved->at_first_use(
+        [recipe, recorder = step.recorder()](const c10::Storage& /*there*/) { run_for_its_time(*recipe, *recorder); },
+        placement.is_value);
+  } else {
+    placement.saved->at_first_use([runtime = shared_from_this(), proof = found.proof, recipe](
+                                      const c10::Storage& there) { runtime->decider_.prove(proof, *recipe, there); },
+                                  placement.is_value);
+  }
 }
 
 void Runtime::put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled) {

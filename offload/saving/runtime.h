@@ -94,15 +94,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
                      bool is_filled, const MakeRecipe& make_recipe);
   void place(const std::shared_ptr<SavedStorage>& saved, const at::Tensor& tensor, SavedStep& step, bool is_filled,
              const MakeRecipe& make_recipe);
-  // What becomes of a storage and, before that, of what its recipe begins from and autograd does not save.
+  // What becomes of a storage.
   struct Placement {
     std::shared_ptr<SavedStorage> saved;
-    std::optional<Decider::Decided> decided = {};  // nullopt: of an earlier save
-    std::vector<Placement> values = {};
+    Decider::Decided decided;
+    bool is_value = false;  // that autograd does not save
+
+    // Of carry_out().
+    bool is_dropped = false;
+    bool is_run_beside = false;
   };
-  [[nodiscard]] std::shared_ptr<SavedStorage> save_value(const LogRecipe::Root& root, SavedStep& step, int nested,
-                                                         std::vector<Placement>& values);
-  void carry_out(Placement placement, SavedStep& step, bool is_filled, bool is_value);
+  [[nodiscard]] LogRecipe::SavedValue save_value(const LogRecipe::Root& root, std::uint64_t place, SavedStep& step,
+                                                 int nested, std::vector<Placement>& placements);
+  void carry_out(std::vector<Placement> placements, SavedStep& step, bool is_filled);
+  void run_beside(Placement& placement, SavedStep& step);
   void drop(const std::shared_ptr<SavedStorage>& saved, std::unique_ptr<Recipe> recipe);
   void put(const std::shared_ptr<SavedStorage>& saved, Decision decision, SavedStep& step, bool is_filled);
   void warn_if_host_memory_is_short();

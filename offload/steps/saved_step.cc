@@ -29,9 +29,12 @@ std::uint64_t SavedStep::next_candidate() {
   return candidates_++;
 }
 
-std::uint64_t SavedStep::last_search() {
+std::weak_ptr<const void> SavedStep::pass() {
   const MutexLock lock(mutex_);
-  return searches_ - 1;
+  if (pass_ == nullptr) {
+    pass_ = std::make_shared<int>();
+  }
+  return pass_;
 }
 
 std::uint64_t SavedStep::next_search() {
@@ -51,6 +54,7 @@ void SavedStep::ended(std::optional<Gone> gone) {
   if (alive_ == 0 && !in_use_) {
     candidates_ = 0;
     searches_ = 0;
+    pass_.reset();
     sizes_ = {};
     entries_.clear();
     signature_.reset();

@@ -51,9 +51,11 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   // Returns the ordinal of the next candidate and counts it; 0 begins a step.
   [[nodiscard]] std::uint64_t next_candidate();
 
-  // Counts the searches for recipes in the same way; and the number of the last one.
+  // Counts the searches for recipes in the same way.
   [[nodiscard]] std::uint64_t next_search();
-  [[nodiscard]] std::uint64_t last_search();
+
+  // Lives until the candidates are counted from 0 again.
+  [[nodiscard]] std::weak_ptr<const void> pass();
 
   // Notes that a storage is saved. Each call is matched by one call of ended().
   void began();
@@ -156,6 +158,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   Mutex mutex_;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
   std::uint64_t searches_ EBB_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const void> pass_ EBB_GUARDED_BY(mutex_);
   std::size_t alive_ EBB_GUARDED_BY(mutex_) = 0;  // storages that have begun and not ended
   Sizes sizes_ EBB_GUARDED_BY(mutex_);
   Id next_id_ EBB_GUARDED_BY(mutex_) = 0;

@@ -38,21 +38,16 @@ c10::Storage SavedStorage::Use::get() {
   saved.residency_->check_process();
   const HostRange range(saved.residency_->trace(), "unpack", saved.bytes());
   std::shared_ptr<StepRecorder> recorder;
-  std::function<void(const c10::Storage&)> at_first_use;
-  const bool captures = saved.residency_->tier().captures();
   {
     const MutexLock lock(saved.mutex_);
     recorder = saved.in_step_.recorder;
-    if (!captures && (!Recipe::runs_here() || saved.first_use_is_by_recipes_)) {
-      at_first_use = std::exchange(saved.at_first_use_, nullptr);
-    }
   }
   if (recorder != nullptr && !Recipe::runs_here()) {
     recorder->needed(saved.in_step_.index_in_record);
   }
   const StepRecorder::ClockPause pause(recorder.get());
   c10::Storage bytes = saved.get_on(saved.residency_->tier().current_stream(), *this);
-  if (at_first_use != nullptr) {
+  if (const auto at_first_use = saved.take_at_first_use()) {
     const StepRecorder::ClockPause run(recorder.get(), saved.in_step_.index_in_record);
     at_first_use(bytes);
   }
@@ -211,6 +206,13 @@ void SavedStorage::at_first_use(std::function<void(const c10::Storage&)> what, b
   const MutexLock lock(mutex_);
   at_first_use_ = std::move(what);
   first_use_is_by_recipes_ = by_recipes;
+}
+
+std::function<void(const c10::Storage&)> SavedStorage::take_at_first_use() {
+  const bool captures = residency_->tier().captures();
+  const MutexLock lock(mutex_);
+  const bool is_now = !captures && (!Recipe::runs_here() || first_use_is_by_recipes_);
+  return is_now ? std::exchange(at_first_use_, nullptr) : nullptr;
 }
 
 void SavedStorage::drop(std::unique_ptr<Recipe> recipe) {

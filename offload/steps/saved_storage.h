@@ -163,6 +163,7 @@ class SavedStorage final : public std::enable_shared_from_this<SavedStorage> {
     std::size_t pending = 0;  // uses that have not got the bytes in this round
   };
 
+  [[nodiscard]] std::function<void(const c10::Storage&)> take_at_first_use();
   [[nodiscard]] c10::Storage get_on(c10::Stream stream, Use& use);
   [[nodiscard]] c10::Storage find(c10::Stream stream);
   [[nodiscard]] c10::Storage recompute(c10::Stream stream);

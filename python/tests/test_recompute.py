@@ -215,5 +215,5 @@ def test_plans_save_what_nobody_saves_where_something_is_made_from_it(budget):
     for theirs, ours in zip(expected, of_layers(offloader=offloader), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(theirs, ours, strict=True))
     assert offloader.plan_report() is not None
-    if budget < 3_000_000:
+    if budget < 3_000_000:  # less than the rest, made again, leaves room for
         assert "not saved by autograd" in offloader.explain()

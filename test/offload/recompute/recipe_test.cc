@@ -284,6 +284,32 @@ TEST_CASE_METHOD(NoLeak, "a value that nobody saves is made again where a recipe
   CHECK(stats.offloaded.tensors == 1);
 }
 
+TEST_CASE_METHOD(NoLeak, "a value that two recipes begin from is dropped once, also where the one is for the other") {
+  const Forward forward = [](Inputs& in) {
+    const at::Tensor one = at::linear(in.activation({6, 8}), in.leaf({8, 8}));
+    const at::Tensor two = at::linear(one * in.leaf({8}), in.leaf({8, 8}));
+    return (two + one).to(at::kDouble).pow(2);
+  };
+  expect_parity_dropping(forward);
+  const Stats stats = counted_dropping(forward);
+  CHECK(stats.kept_for(KeptReason::kPolicy).tensors == 0);
+  CHECK(stats.recomputed.tensors == stats.dropped.tensors);
+  CHECK(stats.saved_on_device.now_bytes == 0);
+}
+
+TEST_CASE_METHOD(NoLeak, "recipes of values count where recipes would run too deep inside each other") {
+  constexpr int kManyLayers = 2 * kMaxRecipeDepth;
+  const Forward forward = [](Inputs& in) {
+    at::Tensor x = in.activation({6, 8});
+    for (int i = 0; i < kManyLayers; ++i) {
+      x = at::linear(x, in.leaf({8, 8})).to(at::kDouble).sin().to(at::kFloat);
+    }
+    return x;
+  };
+  expect_parity_dropping(forward);
+  CHECK(counted_dropping(forward).offloaded.tensors > 2);  // the chain is cut
+}
+
 TEST_CASE_METHOD(NoLeak, "a mask, which has no gradient, is made again with the numbers that it was drawn from") {
   const Forward forward = [](Inputs& in) {
     at::manual_seed(1);
