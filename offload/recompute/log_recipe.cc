@@ -153,6 +153,12 @@ class LogRecipe::Search {
         stream != c10::impl::VirtualGuardImpl(stream.device_type()).getStream(stream.device())) {
       return false;
     }
+    const auto are_statistics = [&](const Argument& each) {  // which take what they were before
+      return each.after == id && each.is_filled_anew && operation.traits.statistics != 0;
+    };
+    if (std::ranges::any_of(operation.tensors, are_statistics)) {
+      return false;
+    }
     visited_.push_back(id);
     if (std::ranges::find(operations_, value->maker) != operations_.end()) {
       return true;

@@ -44,8 +44,9 @@ class LogRecipe final : public Recipe {
   // value has at least `least_bytes`, or there is none, and no more bytes than the storage. The value has to be saved
   // with the recipe, and may have a recipe of its own: save_values(). The program may write to the memory, as without
   // ebb: where the log sees the write, the bytes are copied before (SavedStorage::part_from_source). The log sees none
-  // once the guard has ended, so only a recipe is believed whose values the program had let go of when backward came
-  // (is_safe). Backward raises LibTorch's error for a write that nobody has seen.
+  // once the guard has ended, so what the program still holds then is copied, too. That may take memory, so only a
+  // recipe is believed whose values the program had let go of when backward came (is_safe). Backward raises LibTorch's
+  // error for a write that nobody has seen: another thread's, or a compiled function's.
   [[nodiscard]] static std::unique_ptr<LogRecipe> find(const OperationLog& log, const at::Tensor& tensor,
                                                        std::optional<std::size_t> least_bytes = std::nullopt);
 

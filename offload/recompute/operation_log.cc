@@ -192,13 +192,19 @@ OperationLog::Unseen::~Unseen() {
 
 bool OperationLog::sees() const { return is_open_ || c10::impl::tls_is_dispatch_key_included(kManagedKey); }
 
-void OperationLog::forget() {
-  first_operation_ += operations_.size();
-  first_value_ += values_.size();
-  operations_.clear();
-  values_.clear();
-  now_.clear();
+void OperationLog::before_write(ValueId id, std::function<void(bool is_seen)> what) {
+  std::function<void(bool)>& now = values_[id - first_value_].before_write;
+  if (now == nullptr) {
+    now = std::move(what);
+  } else {  // another offloader's
+    now = [first = std::move(now), then = std::move(what)](bool is_seen) {
+      first(is_seen);
+      then(is_seen);
+    };
+  }
 }
+
+void OperationLog::forget() { forget_oldest(0, 0); }
 
 void OperationLog::forget_but(std::size_t operations) {
   forget_oldest(operations, 2 * operations);
@@ -211,12 +217,24 @@ void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
   for (; operations_.size() > operations; ++first_operation_) {
     operations_.pop_front();
   }
+  std::vector<std::function<void(bool)>> unseen;
   for (; values_.size() > values; ++first_value_) {
-    const auto now = now_.find(values_.front().storage._unsafe_get_target());
+    Value& oldest = values_.front();
+    const auto now = now_.find(oldest.storage._unsafe_get_target());
     if (now != now_.end() && now->second == first_value_) {
       now_.erase(now);
     }
+    if (oldest.before_write != nullptr) {
+      unseen.push_back(std::move(oldest.before_write));
+    }
     values_.pop_front();
+  }
+  for (const auto& tell : unseen) {
+    try {
+      tell(/*is_seen=*/false);
+    } catch (const std::exception&) {
+      log_warning("what a saved tensor is recomputed from could not be copied: do not write to it before backward");
+    }
   }
 }
 
@@ -414,7 +432,7 @@ OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation
           const ValueId before = log_.see(tensor);
           written_.emplace_back(tensor, before);
           if (const auto tell = std::exchange(log_.values_[before - log_.first_value_].before_write, nullptr)) {
-            tell();
+            tell(/*is_seen=*/true);
           }
         }
       });

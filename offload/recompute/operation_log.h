@@ -118,7 +118,7 @@ class OperationLog {
       Decision decision;
     };
     std::optional<Asked> asked = {};
-    std::function<void()> before_write = {};  // to be called before an operation writes to the memory
+    std::function<void(bool)> before_write = {};  // before_write()
   };
   static constexpr std::uint64_t kOpaque = ~std::uint64_t{0};
 
@@ -206,10 +206,9 @@ class OperationLog {
   void asked(ValueId id, Value::Asked about) { values_[id - first_value_].asked = std::move(about); }
   [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, SavedStep& step) const;
 
-  // Has `what` called before the first operation of the thread that writes to the value's memory.
-  void before_write(ValueId id, std::function<void()> what) {
-    values_[id - first_value_].before_write = std::move(what);
-  }
+  // Has `what` called before the first operation of the thread that writes to the value's memory, with true; or with
+  // false where the log forgets the value, and sees no more writes. What `what` then throws is lost.
+  void before_write(ValueId id, std::function<void(bool is_seen)> what);
 
   // Whether the storage still has this value, as far as the log knows.
   [[nodiscard]] bool is_current(ValueId id) const;

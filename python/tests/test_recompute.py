@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import ebb
 from ebb import policies
@@ -217,3 +218,95 @@ def test_plans_save_what_nobody_saves_where_something_is_made_from_it(budget):
     assert offloader.plan_report() is not None
     if budget < 3_000_000:  # less than the rest, made again, leaves room for
         assert "not saved by autograd" in offloader.explain()
+
+
+class TestWritesToWhatNobodySaves:
+    """A recipe begins from `v`, which autograd does not save. The first steps let go of it, and are believed."""
+
+    @staticmethod
+    def gradients(step, guard):
+        torch.manual_seed(0)
+        x = torch.randn(64, 64)
+        w = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
+        return [torch.autograd.grad(step(i >= 3, guard, x, w), w) for i in range(6)]
+
+    def check(self, step):
+        offloader = ebb.Offloader(policy=policies.recompute(inner=policies.keep_everything()))
+        plain, ours = self.gradients(step, contextlib.nullcontext()), self.gradients(step, offloader)
+        for number, (theirs, found) in enumerate(zip(plain, ours, strict=True)):
+            assert all(torch.equal(a, b) for a, b in zip(theirs, found, strict=True)), number
+        assert offloader.stats().recomputed.tensors > 0
+
+    @staticmethod
+    def loss(x, w):
+        v = x @ w[0] + w[1]
+        return v, torch.sin(v.double()).mean()
+
+    @pytest.mark.parametrize("write", [lambda v: v.data.zero_(), lambda v: v.detach_().mul_(0.5)])
+    def test_after_the_guard(self, write):
+        def step(writes, guard, x, w):
+            with guard:
+                v, loss = self.loss(x, w)
+            if writes:
+                write(v)
+            return loss
+
+        self.check(step)
+
+    def test_under_another_guard(self):
+        def step(writes, guard, x, w):
+            with guard:
+                v, loss = self.loss(x, w)
+            with guard:
+                if writes:
+                    v.detach().zero_()
+            return loss
+
+        self.check(step)
+
+    def test_after_a_backward_under_the_guard(self):
+        def step(writes, guard, x, w):
+            with guard:
+                v, loss = self.loss(x, w)
+                if not writes:
+                    del v
+                torch.autograd.grad((w[0] * 1).sum(), w[0])
+                if writes:
+                    v.detach().zero_()
+            return loss
+
+        self.check(step)
+
+    def test_long_after(self):
+        def step(writes, guard, x, w):
+            with guard:
+                v, loss = self.loss(x, w)
+                if writes:
+                    one = torch.zeros(1)
+                    for _ in range(17_000):  # more values than a log has
+                        _ = one + 1
+                    v.detach().zero_()
+            return loss
+
+        self.check(step)
+
+
+def test_running_statistics_that_the_program_made_are_not_made_again_from_nothing():
+    def gradients(guard):
+        torch.manual_seed(0)
+        x = torch.randn(4, 4096)
+        w = [torch.randn(4096, requires_grad=True), torch.randn(4096, requires_grad=True)]
+        found = []
+        for i in range(6):
+            with guard:
+                statistics = (w[0] * 1).detach()
+                momentum = 1.0 if i < 3 else 0.1  # with 1, what was there before does not count
+                y = F.batch_norm((w[1] * 2)[None] * x[:2], statistics, torch.ones(4096), training=True, momentum=momentum)
+                loss = (statistics * y * x[2:]).sum()
+                del statistics
+            found.append(torch.autograd.grad(loss, w, allow_unused=True)[1])
+        return found
+
+    offloader = ebb.Offloader(policy=policies.recompute(inner=policies.keep_everything()))
+    for theirs, ours in zip(gradients(contextlib.nullcontext()), gradients(offloader), strict=True):
+        assert torch.equal(theirs, ours)
