@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from bench.peers import results
+from bench.programs.rows import PLANNED, best_other, measured
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results"
@@ -448,8 +449,7 @@ def programs(paths):
     """Each plan beside the fastest of what one can do by hand in as much memory."""
 
     def line(row, rows):
-        fitting = [each for each in rows if each["budget_bytes"] is None and each["peak_bytes"] <= row["budget_bytes"]]
-        best = min(fitting, key=lambda each: each["ms_median"], default=None)
+        best = best_other(row, rows)
         beside = ("none", "-") if best is None else (
             f"{best['config']}: {best['ms_median']:.1f} ms, {best['peak_bytes'] / GB:.2f} GB",
             percent(row["ms_median"] / best["ms_median"] - 1),
@@ -463,11 +463,11 @@ def programs(paths):
             row["gradients"],
         )
 
-    all_rows = [row for row in load(paths) if not row["error"]]
+    all_rows = measured(load(paths))
     lines = [
         line(row, [each for each in all_rows if each["program"] == row["program"]])
         for row in all_rows
-        if row["config"] == "plan"
+        if row["config"] == PLANNED
     ]
     return ("program", "budget", "ms/step", "peak GB", "the fastest by hand in as much", "over it", "gradients"), lines
 

@@ -278,9 +278,8 @@ class Search {
     if (tried_ + 2 * std::size_t{most} * most > most_tries_) {
       change_alike();
     }
-    bool better = false;
     for (Index together = 1; together <= most && tried_ <= most_tries_;) {
-      better = together == 1 && change_runs();
+      bool better = together == 1 && change_runs();
       better = change_together(together, most, changes) || better;
       better = better || (together == 1 && change_alike());
       together = better ? 1 : together + 1;

@@ -23,7 +23,8 @@ from bench.peers.process import NotMeasured, in_new_process
 
 from . import configurations
 from .programs import PROGRAMS
-from .run import Row, best_other, measured, run_program, text_of
+from .rows import Row, best_other, measured
+from .run import run_program, text_of
 
 NEAR = 1.01
 

@@ -16,7 +16,7 @@ from bench.peers.plot import EBB_COLOR, OTHER_COLOR, peak_gb
 from bench.peers.plot_shapes import annotate
 from matplotlib.axes import Axes
 
-from .run import PLANNED, Row, measured
+from .rows import PLANNED, Row, measured
 
 PANELS_IN_A_ROW = 3
 

@@ -15,20 +15,9 @@ from bench.peers.results import GB
 
 from . import configurations
 from .programs import PROGRAMS, Program
+from .rows import PLANNED, Row
 
 STEPS_UNTIL_PLANNED = 5
-PLANNED = "plan"
-Row = dict[str, Any]
-
-
-def measured(rows: list[Row]) -> list[Row]:
-    return [row for row in rows if not row["error"] and row["peak_bytes"] is not None]
-
-
-def best_other(plan: Row, rows: list[Row]) -> Row | None:
-    """The fastest of what is no plan and fits into the plan's budget, too."""
-    others = [row for row in rows if row["budget_bytes"] is None and row["peak_bytes"] <= plan["budget_bytes"]]
-    return min(others, key=lambda row: row["ms_median"], default=None)
 
 
 def digest(program: Program) -> list[int]:
