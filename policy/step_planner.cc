@@ -123,6 +123,20 @@ void StepPlanner::stop_recording() {
   recorded_.erase(step_);
 }
 
+bool StepPlanner::leaves_alone() const {
+  return leaves_alone_ && !recording_ && std::ranges::any_of(known_, &Known::is_checked) &&
+         std::ranges::all_of(known_, [](const Known& each) { return !planned(each) || each.keeps_all; });
+}
+
+bool StepPlanner::asks_for_recipe() const {
+  const Known* const known = now_.following;
+  const std::size_t next = now_.seen->size();
+  if (known == nullptr || next >= known->signature.size()) {
+    return !leaves_alone();
+  }
+  return known->plan->decisions[next] == Decision::kRecompute || known->record.storages[next].is_for_recipes;
+}
+
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
   const Known* const known = now_.following;
@@ -142,6 +156,11 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
     return safe(candidate);
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
+  if (now_.following == nullptr && !now_.moves && leaves_alone() && fits_whole(now_.kept + candidate.bytes)) {
+    now_.strayed = true;
+    now_.kept += candidate.bytes;
+    return Decision::kKeep;
+  }
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
@@ -282,6 +301,8 @@ LinkRates StepPlanner::rates(const Known& known) const { return slower(rates_, k
 
 void StepPlanner::make_plan_of(Known& known) const {
   known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
+  known.keeps_all = std::ranges::all_of(known.plan->decisions, [](Decision each) { return each == Decision::kKeep; });
+  known.is_checked = false;
 }
 
 // The factor by which copies were slower than the plan assumes, if a step that followed the plan took `step_ms`.
@@ -333,6 +354,7 @@ bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
       return true;
     }
   }
+  known->is_checked = !is_over;
   return false;
 }
 

@@ -71,6 +71,14 @@ class StepPlanner {
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
 
+  // Whether the next answer of the step may depend on Candidate::recompute, or on whether the step asks about what
+  // another storage would be made again from.
+  [[nodiscard]] bool asks_for_recipe() const;
+
+  // Whether steps neither are recorded nor follow a plan as long as all that they save fits: every plan keeps
+  // everything, and a step that followed such a plan took no more memory than was predicted.
+  [[nodiscard]] bool leaves_alone() const;
+
   // The most storages of a step that is recorded or planned. A step may have no end: while one save lives, all forward
   // passes without a backward belong to the save's step.
   static constexpr std::size_t kMostStorages = std::size_t{1} << 15;
@@ -130,6 +138,8 @@ class StepPlanner {
     StepRecord record{};                 // of the last recorded step, with times as corrected
     Correction correction{};             // of the record, and of the structure's others
     std::shared_ptr<const Plan> plan{};  // null until there are enough records
+    bool keeps_all = false;              // the plan
+    bool is_checked = false;             // correct() has nothing to correct
   };
 
   // The plan that was followed or made last, with what the plan was made from; null if there is no plan yet.

@@ -16,9 +16,6 @@
 #include "streams/base/process_mark.h"
 
 namespace ebb {
-namespace {
-
-using Kind = OperatorTraits::Kind;
 
 bool only_makes_views(const c10::FunctionSchema& schema) {
   const auto is_view = [](const c10::Argument& result) {
@@ -30,6 +27,10 @@ bool only_makes_views(const c10::FunctionSchema& schema) {
   return !schema.returns().empty() && std::ranges::all_of(schema.returns(), is_view) &&
          std::ranges::none_of(schema.arguments(), is_read);
 }
+
+namespace {
+
+using Kind = OperatorTraits::Kind;
 
 // Operators with these names work place by place, but for those that take a tensor with a number for each place.
 bool works_place_by_place(const c10::FunctionSchema& schema) {

@@ -8,6 +8,9 @@
 
 namespace ebb {
 
+// Whether the operator makes views of one tensor, and does nothing else.
+[[nodiscard]] bool only_makes_views(const c10::FunctionSchema& schema);
+
 // What ebb has to know of an operator, made once for each operator from its schema, its tags and its kernels.
 //
 // Threads: any.
@@ -29,7 +32,7 @@ struct OperatorTraits {
 
   Kind kind = Kind::kUsesBytes;
   Again again = Again::kNo;
-  bool makes_views = false;           // and does nothing else
+  bool makes_views = false;           // only_makes_views()
   bool is_composite_on_cpu = false;   // calls other operators through the dispatcher, and has no kernel of its own
   bool is_composite_on_cuda = false;  // the same
   bool is_cast = false;               // autocast may cast its arguments, and then calls the operator anew

@@ -124,6 +124,17 @@ void observe_operations() {
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
     return made.release();
   }();
+  [[maybe_unused]] static const auto* const of_views = [] {  // they use no bytes, and no log has them
+    auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", kManagedKey, __FILE__, __LINE__);
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      const auto operation = dispatcher.findSchema(name);
+      if (operation && name.getNamespace() == "aten" && only_makes_views(operation->schema())) {
+        made->impl(c10::toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      }
+    }
+    return made.release();
+  }();
 }
 
 }  // namespace ebb

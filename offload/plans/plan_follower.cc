@@ -114,6 +114,16 @@ Decision PlanFollower::decide(Candidate& candidate, const c10::Storage& storage,
   return decision;
 }
 
+bool PlanFollower::asks_for_recipe() {
+  const MutexLock lock(mutex_);
+  return planner_.asks_for_recipe();
+}
+
+bool PlanFollower::leaves_alone() {
+  const MutexLock lock(mutex_);
+  return planner_.leaves_alone();
+}
+
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();

@@ -252,7 +252,8 @@ class LogRecipe::Search {
   // The storage that has the value, unless ebb alone still holds it: that depends on decisions, and steps that differ
   // in their recipes follow no plan.
   static c10::intrusive_ptr<c10::StorageImpl> held_by_program(const OperationLog::Value& value) {
-    const auto saved = value.asked ? value.asked->saved.lock() : nullptr;
+    const OperationLog::Value::Asked* const asked = value.asked();
+    const auto saved = asked != nullptr ? asked->saved.lock() : nullptr;
     return saved == nullptr || saved->is_held_by_program() ? value.storage.lock() : nullptr;
   }
 
@@ -276,37 +277,42 @@ class LogRecipe::Search {
                                           .version_was = value->version});
   }
 
-  [[nodiscard]] std::unique_ptr<Root> root_of(const Argument& argument) {
-    const OperationLog::Value* const known = log_.value(argument.value);
-    if (known == nullptr) {
+  [[nodiscard]] std::unique_ptr<Root> root_of(const Argument& argument) const {
+    const OperationLog::Value* const value = log_.value(argument.value);
+    if (value == nullptr) {
       return nullptr;
     }
-    const OperationLog::Value& value = *known;
-    std::unique_ptr<Root> root(new Root{
-        .value = argument.value, .like = argument, .save = value.save.lock(), .use = {}, .storage = {}, .version = {}});
-    if (root->save != nullptr && root->save->version.holds()) {
-      if (std::shared_ptr<SavedStorage> saved = root->save->storage.lock()) {
-        const bool is_target = saved->source().identity() == target_;  // in another version
-        // A region's save is no place to begin from: with the save the region's whole second run would come.
-        if (!is_target && !saved->is_of_region() && !saved->residency()->forked() && !saved->source_has_changed()) {
-          root->use.emplace(std::move(saved));
-          return root;
-        }
-        root->save = nullptr;
+    const auto root = [&](auto save) {
+      return std::unique_ptr<Root>(new Root{
+          .value = argument.value, .like = argument, .save = std::move(save), .use = {}, .storage = {}, .version = {}});
+    };
+    std::shared_ptr<const OperationLog::Save> save = value->save.lock();
+    save = save != nullptr && save->version.holds() ? save : nullptr;
+    if (std::shared_ptr<SavedStorage> saved = save == nullptr ? nullptr : save->storage.lock()) {
+      const bool is_target = saved->source().identity() == target_;  // in another version
+      // A region's save is no place to begin from: with the save the region's whole second run would come.
+      if (!is_target && !saved->is_of_region() && !saved->residency()->forked() && !saved->source_has_changed()) {
+        auto of_saved = root(std::move(save));
+        of_saved->use.emplace(std::move(saved));
+        return of_saved;
       }
+      save = nullptr;
     }
-    auto alive = log_.is_current(argument.value) ? held_by_program(value) : nullptr;
-    if (!alive || alive->nbytes() != value.bytes) {
+    const bool may_be_copied = value->bytes <= small_bytes_ && !argument.is_managed;
+    const bool may_be_held = may_be_copied || (save != nullptr && save->passes_through);
+    auto alive = may_be_held && log_.is_current(argument.value) ? held_by_program(*value) : nullptr;
+    if (!alive || alive->nbytes() != value->bytes) {
       return nullptr;
     }
-    root->storage = c10::Storage(std::move(alive));
-    const bool passes_through = root->save != nullptr && root->save->passes_through && root->save->version.holds() &&
-                                (argument.is_managed || root->storage.data() == root->save->data);
-    if (passes_through) {
-      return root;
+    const c10::Storage storage(std::move(alive));
+    const bool passes_through =
+        save != nullptr && save->passes_through && (argument.is_managed || storage.data() == save->data);
+    if (!passes_through && !may_be_copied) {
+      return nullptr;
     }
-    root->save = nullptr;
-    return value.bytes <= small_bytes_ && !argument.is_managed ? std::move(root) : nullptr;
+    auto of_held = root(passes_through ? std::move(save) : nullptr);
+    of_held->storage = storage;
+    return of_held;
   }
 
   const OperationLog& log_;

@@ -165,6 +165,7 @@ OperationLog::Scope::Scope()
   if (!log_->is_open()) {
     include_key(true);
   }
+  log_->rests_ = false;
   here_ = log_.get();
 }
 
@@ -172,6 +173,22 @@ OperationLog::Scope::~Scope() {
   if (--log_->scopes_ == 0 && log_ == of_thread.log) {  // else the thread's next operation finds out
     log_->forget();
     stop_here();
+  }
+}
+
+void OperationLog::rest() {
+  if (here_ != nullptr && here_->scopes_ == 1) {  // no other offloader's
+    here_->forget();
+    here_->rests_ = true;
+    stop_here();
+  }
+}
+
+void OperationLog::wake() {
+  if (OperationLog* const log = of_thread.log.get(); log != nullptr && log->rests_ && log->has_scope()) {
+    log->rests_ = false;
+    here_ = log;
+    include_key(true);
   }
 }
 
@@ -192,8 +209,16 @@ OperationLog::Unseen::~Unseen() {
 
 bool OperationLog::sees() const { return is_open_ || c10::impl::tls_is_dispatch_key_included(kManagedKey); }
 
+OperationLog::Value::OfRecipes& OperationLog::of_recipes(ValueId id) {
+  std::unique_ptr<Value::OfRecipes>& its = values_[id - first_value_].of_recipes;
+  if (its == nullptr) {
+    its = std::make_unique<Value::OfRecipes>();
+  }
+  return *its;
+}
+
 void OperationLog::before_write(ValueId id, std::function<void(bool is_seen)> what) {
-  std::function<void(bool)>& now = values_[id - first_value_].before_write;
+  std::function<void(bool)>& now = of_recipes(id).before_write;
   if (now == nullptr) {
     now = std::move(what);
   } else {  // another offloader's
@@ -209,12 +234,15 @@ void OperationLog::forget() { forget_oldest(0, 0); }
 void OperationLog::forget_but(std::size_t operations) {
   forget_oldest(operations, 2 * operations);
   for (Value& value : values_) {
-    value.asked.reset();
+    if (value.of_recipes != nullptr) {
+      value.of_recipes->asked.reset();
+    }
   }
 }
 
 void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
   for (; operations_.size() > operations; ++first_operation_) {
+    take_back(std::move(operations_.front()));
     operations_.pop_front();
   }
   std::vector<std::function<void(bool)>> unseen;
@@ -224,8 +252,8 @@ void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
     if (now != now_.end() && now->second == first_value_) {
       now_.erase(now);
     }
-    if (oldest.before_write != nullptr) {
-      unseen.push_back(std::move(oldest.before_write));
+    if (oldest.of_recipes != nullptr && oldest.of_recipes->before_write != nullptr) {
+      unseen.push_back(std::move(oldest.of_recipes->before_write));
     }
     values_.pop_front();
   }
@@ -236,6 +264,28 @@ void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
       log_warning("what a saved tensor is recomputed from could not be copied: do not write to it before backward");
     }
   }
+}
+
+std::shared_ptr<LoggedOperation> OperationLog::new_entry(const c10::OperatorHandle& operation) {
+  if (spare_.empty()) {
+    return std::make_shared<LoggedOperation>(operation);
+  }
+  std::shared_ptr<LoggedOperation> entry = std::move(spare_.back());
+  spare_.pop_back();
+  entry->operation = operation;
+  return entry;
+}
+
+void OperationLog::take_back(std::shared_ptr<LoggedOperation> entry) {
+  if (entry.use_count() > 1) {  // a recipe's, too
+    return;
+  }
+  entry->arguments.clear();
+  entry->tensors_in.clear();
+  entry->tensors.clear();
+  entry->made.clear();
+  entry->random_state.clear();
+  spare_.push_back(std::move(entry));
 }
 
 ValueId OperationLog::value_of(const at::Tensor& tensor) const {
@@ -338,12 +388,17 @@ void OperationLog::close(bool failed) {
   is_open_ = false;
   include_key(has_scope());
   std::exception_ptr first;
-  for (const auto& each : std::exchange(at_end_, {})) {
+  std::vector<std::function<void(bool)>> now = std::move(at_end_);
+  for (const auto& each : now) {
     try {
       each(failed);
     } catch (...) {
       first = first == nullptr ? std::current_exception() : first;
     }
+  }
+  now.clear();
+  if (at_end_.empty()) {
+    at_end_.swap(now);  // which keeps its memory
   }
   if (first != nullptr) {
     std::rethrow_exception(first);
@@ -352,9 +407,10 @@ void OperationLog::close(bool failed) {
 
 std::optional<OperationLog::Value::Asked> OperationLog::asked_about(ValueId id, SavedStep& step) const {
   const Value* const value = this->value(id);
-  const auto pass = value != nullptr && value->asked ? value->asked->pass.lock() : nullptr;
+  const Value::Asked* const asked = value == nullptr ? nullptr : value->asked();
+  const auto pass = asked == nullptr ? nullptr : asked->pass.lock();
   const bool is_asked = pass != nullptr && pass == step.pass().lock();
-  return is_asked ? value->asked : std::nullopt;
+  return is_asked ? std::optional(*asked) : std::nullopt;
 }
 
 bool OperationLog::is_current(ValueId id) const {
@@ -398,10 +454,11 @@ std::shared_ptr<LoggedOperation> OperationLog::entry_of(const c10::OperatorHandl
   if (traits.again == Again::kNo || !at::GradMode::is_enabled() || !opens_entry(traits, keys)) {
     return nullptr;
   }
-  auto entry = std::make_shared<LoggedOperation>(operation);
+  auto entry = new_entry(operation);
   entry->traits = traits;
   if (!take_arguments(*entry, arguments) ||
       std::ranges::none_of(entry->tensors, &LoggedOperation::TensorArgument::requires_grad)) {
+    take_back(std::move(entry));
     return nullptr;
   }
   const bool on_cuda = keys.has_backend(c10::BackendComponent::CUDABit);
@@ -412,6 +469,7 @@ std::shared_ptr<LoggedOperation> OperationLog::entry_of(const c10::OperatorHandl
   if (traits.again == Again::kDraws) {
     entry->random_state = is_known ? random_state(device) : std::vector<std::uint8_t>();
     if (entry->random_state.empty()) {
+      take_back(std::move(entry));
       return nullptr;
     }
   }
@@ -431,8 +489,9 @@ OperationLog::Call::Call(OperationLog& log, const c10::OperatorHandle& operation
         if (is_tracked(tensor)) {
           const ValueId before = log_.see(tensor);
           written_.emplace_back(tensor, before);
-          if (const auto tell = std::exchange(log_.values_[before - log_.first_value_].before_write, nullptr)) {
-            tell(/*is_seen=*/true);
+          auto* const of_recipes = log_.values_[before - log_.first_value_].of_recipes.get();
+          if (of_recipes != nullptr && of_recipes->before_write != nullptr) {
+            std::exchange(of_recipes->before_write, nullptr)(/*is_seen=*/true);
           }
         }
       });

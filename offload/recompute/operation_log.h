@@ -109,7 +109,6 @@ class OperationLog {
     std::uint64_t maker = kOpaque;        // the operation's place in the log
     bool is_foreign = false;              // the memory was seen before any call returned it
     std::weak_ptr<const Save> save = {};  // the last one
-    // What was decided about the value itself, which a recipe begins from and autograd does not save.
     struct Asked {
       std::weak_ptr<const void> pass;     // SavedStep::pass()
       std::weak_ptr<SavedStorage> saved;  // the last one
@@ -117,8 +116,16 @@ class OperationLog {
       std::uint32_t ordinal;
       Decision decision;
     };
-    std::optional<Asked> asked = {};
-    std::function<void(bool)> before_write = {};  // before_write()
+    // Where a recipe begins from the value itself, which autograd does not save. Few are such.
+    struct OfRecipes {
+      std::optional<Asked> asked;              // what was decided about the value
+      std::function<void(bool)> before_write;  // before_write()
+    };
+    std::unique_ptr<OfRecipes> of_recipes = nullptr;
+
+    [[nodiscard]] const Asked* asked() const {
+      return of_recipes != nullptr && of_recipes->asked ? &*of_recipes->asked : nullptr;
+    }
   };
   static constexpr std::uint64_t kOpaque = ~std::uint64_t{0};
 
@@ -179,6 +186,10 @@ class OperationLog {
     bool has_ended_ = false;
   };
 
+  // Has the thread's operations not be logged until its next backward pass is over or its next scope begins.
+  static void rest();
+  static void wake();
+
   [[nodiscard]] bool is_open() const { return is_open_; }
 
   // Whether a guard of the thread still logs. A guard may have ended on another thread.
@@ -203,7 +214,7 @@ class OperationLog {
   }
 
   // Notes what was decided about the value in a step; and what that was, nullopt for nothing.
-  void asked(ValueId id, Value::Asked about) { values_[id - first_value_].asked = std::move(about); }
+  void asked(ValueId id, Value::Asked about) { of_recipes(id).asked = std::move(about); }
   [[nodiscard]] std::optional<Value::Asked> asked_about(ValueId id, SavedStep& step) const;
 
   // Has `what` called before the first operation of the thread that writes to the value's memory, with true; or with
@@ -223,8 +234,11 @@ class OperationLog {
   void forget();
 
  private:
+  [[nodiscard]] Value::OfRecipes& of_recipes(ValueId id);
   [[nodiscard]] ValueId see(const at::Tensor& tensor);
   void forget_oldest(std::size_t operations, std::size_t values);
+  [[nodiscard]] std::shared_ptr<LoggedOperation> new_entry(const c10::OperatorHandle& operation);
+  void take_back(std::shared_ptr<LoggedOperation> entry);
   ValueId add(const at::Tensor& tensor, std::uint64_t maker, bool is_foreign);
   [[nodiscard]] std::shared_ptr<LoggedOperation> entry_of(const c10::OperatorHandle& operation,
                                                           const OperatorTraits& traits, c10::DispatchKeySet keys,
@@ -237,10 +251,12 @@ class OperationLog {
 
   std::atomic<int> scopes_{0};
   bool is_open_ = false;
+  bool rests_ = false;
   const Written* written_now_ = nullptr;  // by the call of the open entry
   std::uint64_t first_operation_ = 0;     // of those that the log still has
   ValueId first_value_ = 0;
-  std::deque<std::shared_ptr<const LoggedOperation>> operations_;
+  std::deque<std::shared_ptr<LoggedOperation>> operations_;
+  std::vector<std::shared_ptr<LoggedOperation>> spare_;  // forgotten, to be filled anew: allocating takes long
   std::deque<Value> values_;
   ska::flat_hash_map<const c10::StorageImpl*, ValueId> now_;
   std::vector<std::function<void(bool)>> at_end_;

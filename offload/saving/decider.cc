@@ -65,6 +65,9 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr
     candidate.operation = operation;
   }
   const Decision decision = decide_about(candidate, found, tensor.storage(), *saved, step, /*is_for_recipes=*/false);
+  if (candidate.ordinal == 0 && log != nullptr && plans_ != nullptr && plans_->leaves_alone()) {
+    OperationLog::rest();
+  }
   return {decision, std::move(found)};
 }
 
@@ -138,6 +141,9 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, c
     log->forget_but(kBeforeTheFirstSave);
   }
   if (place >= kMostPlaces) {
+    return {};
+  }
+  if (make_recipe == nullptr && plans_ != nullptr && !plans_->asks_for_recipe()) {
     return {};
   }
   if (make_recipe == nullptr) {
