@@ -18,6 +18,7 @@ from .programs import PROGRAMS, Program
 from .rows import PLANNED, Row
 
 STEPS_UNTIL_PLANNED = 5
+WARM_UP_BY_HAND = 3  # nothing is planned
 
 
 def digest(program: Program) -> list[int]:
@@ -55,8 +56,8 @@ class Run:
         program.model.zero_grad(set_to_none=True)
         return seen
 
-    def _measure(self, guard: configurations.GUARD) -> Row:
-        for _ in range(self._flags.warm_up):
+    def _measure(self, guard: configurations.GUARD, is_planned: bool) -> Row:
+        for _ in range(self._flags.warm_up if is_planned else min(self._flags.warm_up, WARM_UP_BY_HAND)):
             self._step(guard)
         on_gpu = self._device.type == "cuda"
         if on_gpu:
@@ -91,7 +92,7 @@ class Run:
             self.program.optimizer.state.clear()  # or the states would stay where the configuration before had them
         try:
             with entered(self.program) as guard:
-                row |= self._measure(guard)
+                row |= self._measure(guard, is_planned=budget is not None)
                 if self.program.offloader is not None and self._flags.explain:
                     row["explained"] = self.program.offloader.explain()
                 if budget is not None and self._flags.records:
