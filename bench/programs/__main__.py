@@ -10,6 +10,8 @@ the host's between synchronisations, and the peak is that of torch's allocator.
 to all. "plan and manage" has offloader.manage(model), too, and "manage and checkpoint" is the same by hand.
 Gradients are compared bit by bit with plain autograd's, by a sum over all their bits, in deterministic mode.
 
+The steps of "lengths" differ: its ms_median is their mean, over the same lengths in each configuration.
+
 A row is {program, config, budget_bytes, ms_median, peak_bytes, gradients}; budget_bytes is null for what is no plan."""
 
 import argparse

@@ -25,11 +25,18 @@ class Program:
     optimizer: torch.optim.Optimizer | None = None
     precision: AbstractContextManager[Any] = field(default_factory=nullcontext)
     offloader: Any = None  # of the configuration that is entered
+    lengths: list[int] = field(default_factory=list)  # to which the inputs are cut, step by step; empty: they are not
+    steps: int = 0
 
     def loss(self) -> Tensor:
         torch.manual_seed(SEED)  # of dropout
+        inputs = self.inputs
+        if self.lengths:
+            length = self.lengths[self.steps % len(self.lengths)]
+            inputs = {name: each[:, :length].contiguous() for name, each in inputs.items()}
+        self.steps += 1
         with self.precision:
-            return self.loss_of(self.model(**self.inputs))
+            return self.loss_of(self.model(**inputs))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -97,6 +104,15 @@ def llama_1b(tiny: bool, device: torch.device, compiled: bool = False) -> Progra
 def llama_1b_compiled(tiny: bool, device: torch.device) -> Program:
     """The same, each block compiled."""
     return llama_1b(tiny, device, compiled=True)
+
+
+def lengths(tiny: bool, device: torch.device) -> Program:
+    """Llama of 1.5 billion parameters, on batches of random length, as dynamic padding makes them."""
+    program = llama(tiny, device, layers=16, dim=2048, ffn=8192, batch=16)
+    longest = program.inputs["input_ids"].shape[1]
+    generator = torch.Generator().manual_seed(SEED)
+    program.lengths = torch.randint(longest // 2, longest + 1, (64,), generator=generator).tolist()
+    return program
 
 
 def lora(tiny: bool, device: torch.device) -> Program:
@@ -293,5 +309,5 @@ def kernel(tiny: bool, device: torch.device) -> Program:
 
 PROGRAMS: dict[str, Callable[[bool, torch.device], Program]] = {
     each.__name__: each
-    for each in (w1, lora, llama_1b, llama_1b_compiled, gpt2, vit, resnet50, unet, t5, mixtral, kernel)
+    for each in (w1, lora, llama_1b, llama_1b_compiled, lengths, gpt2, vit, resnet50, unet, t5, mixtral, kernel)
 }

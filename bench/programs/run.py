@@ -59,13 +59,14 @@ class Run:
     def _measure(self, guard: configurations.GUARD, is_planned: bool) -> Row:
         for _ in range(self._flags.warm_up if is_planned else min(self._flags.warm_up, WARM_UP_BY_HAND)):
             self._step(guard)
+        self.program.steps = self._flags.warm_up
         on_gpu = self._device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         ms = [measure.time_ms(self._step, guard) for _ in range(self._flags.steps)]
         row: Row = {
-            "ms_median": statistics.median(ms),
+            "ms_median": statistics.mean(ms) if self.program.lengths else statistics.median(ms),
             "ms_all": ms,
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         }
@@ -74,6 +75,7 @@ class Run:
     def _gradients(self, guard: configurations.GUARD) -> str:
         """Are they plain autograd's in deterministic mode? Plain autograd on a GPU does not agree with itself otherwise."""
         torch.use_deterministic_algorithms(True)
+        self.program.steps = 0
         try:
             found = self._step(guard, lambda: digest(self.program))
         except RuntimeError as error:
@@ -90,6 +92,7 @@ class Run:
         row: Row = {"program": self._name, "config": config, "budget_bytes": budget, "error": None}
         if self.program.optimizer is not None:
             self.program.optimizer.state.clear()  # or the states would stay where the configuration before had them
+        self.program.steps = 0
         try:
             with entered(self.program) as guard:
                 row |= self._measure(guard, is_planned=budget is not None)
