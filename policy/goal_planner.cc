@@ -323,7 +323,8 @@ Prediction predict(const Plan& plan, const StepRecord& record, const LinkRates& 
   return Predictor(left.step, plan.device_bytes, left.rates).predict(plan.decisions);
 }
 
-Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates) {
+Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes, const LinkRates& rates,
+               const std::vector<Decision>* near) {
   if (const auto* const slowdown = std::get_if<Slowdown>(&goal)) {
     return plan_within(*slowdown, record, host_bytes, rates);
   }
@@ -335,7 +336,7 @@ Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_by
   if (!record.managed.empty()) {
     return JointSearch(record, limits, rates).run();
   }
-  Plan plan = make_plan(record, limits, rates);
+  Plan plan = make_plan(record, limits, rates, /*effort=*/1, near);
   return plan.fits ? plan : least_plan_within(limits, record, rates);
 }
 

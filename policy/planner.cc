@@ -381,7 +381,14 @@ class Search {
 
 }  // namespace
 
-Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort) {
+Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort,
+               const std::vector<Decision>* near) {
+  if (near != nullptr) {
+    constexpr double kPart = 1.0 / 16;
+    if (Plan plan = Search(record, limits, rates, kPart * effort).run(near); plan.fits) {
+      return plan;
+    }
+  }
   Plan plan = Search(record, limits, rates, effort).run();
   if (plan.fits || limits.device_bytes == 0) {
     return plan;

@@ -30,8 +30,10 @@ namespace ebb {
 // Nothing is moved or recomputed if the step fits with everything kept. If no plan is found that fits, the result is
 // the plan that passes the limits by least, with `fits` false.
 //
-// `effort`: the part of the usual tries to spend, in (0, 1].
-[[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort = 1);
+// `effort`: the part of the usual tries to spend, in (0, 1]. `near`: null, or what was decided for a step that differs
+// only in its sizes and takes no less; a sixteenth of the tries then does.
+[[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort = 1,
+                             const std::vector<Decision>* near = nullptr);
 
 // Makes the plan of the least memory and, of such plans, a fast one, with at most `host_bytes` offloaded. The plan
 // fits.

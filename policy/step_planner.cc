@@ -299,10 +299,24 @@ void StepPlanner::keep_to_host_limit() {
 
 LinkRates StepPlanner::rates(const Known& known) const { return slower(rates_, known.correction.copy_slowdown); }
 
-void StepPlanner::make_plan_of(Known& known) const {
-  known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known)));
+// `larger`: null, or what is known of a larger step of the structure, from whose plan this one is made.
+void StepPlanner::make_plan_of(Known& known, const Known* larger) const {
+  const std::vector<Decision>* const near = larger == nullptr ? nullptr : &larger->plan->decisions;
+  known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known), near));
   known.keeps_all = std::ranges::all_of(known.plan->decisions, [](Decision each) { return each == Decision::kKeep; });
   known.is_checked = false;
+}
+
+// The planned step of the structure whose size is the next above this one; null for none.
+const StepPlanner::Known* StepPlanner::next_larger(const Known& known) const {
+  const Known* found = nullptr;
+  for (const Known& each : known_) {
+    if (each.structure == known.structure && planned(each) && each.plan->fits && size_of(each) >= size_of(known) &&
+        (found == nullptr || size_of(each) < size_of(*found))) {
+      found = &each;
+    }
+  }
+  return found;
 }
 
 // The factor by which copies were slower than the plan assumes, if a step that followed the plan took `step_ms`.
@@ -473,7 +487,7 @@ StepPlanner::Known* StepPlanner::make_resized() {
       made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);
     }
     made.record = resized(one.record, other->record, growth);
-    make_plan_of(made);
+    make_plan_of(made, next_larger(made));
     if (!made.plan->fits) {
       continue;
     }

@@ -149,7 +149,8 @@ class StepPlanner {
   [[nodiscard]] LinkRates rates(const Known& known) const;
 
  private:
-  void make_plan_of(Known& known) const;
+  void make_plan_of(Known& known, const Known* larger = nullptr) const;
+  [[nodiscard]] const Known* next_larger(const Known& known) const;
   [[nodiscard]] const Known* unlike_in_size(const Known& known) const;
   [[nodiscard]] Known* make_resized();
   void forget_oldest();

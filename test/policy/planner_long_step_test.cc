@@ -146,6 +146,24 @@ TEST_CASE("a long step fits where a part of it may stay, in little more time") {
   CHECK(little_stays.predicted.step_ms < 1.1 * record.end_ms);
 }
 
+TEST_CASE("a plan that begins from a plan for less memory is hardly slower than one that begins anew") {
+  constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
+  std::mt19937_64 random(11);
+  for (int i = 0; i < 10; ++i) {
+    const StepRecord record = random_step(random, {.storages = 200});
+    const std::uint64_t least = make_least_plan(record, kUnlimited, kOneByteEachMs).predicted.peak_bytes;
+    const std::uint64_t most = make_plan(record, {}, kOneByteEachMs).predicted.peak_bytes;
+    const Limits limits{.device_bytes = (least + most) / 2};
+    const Plan near = make_plan(record, {.device_bytes = limits.device_bytes * 29 / 30}, kOneByteEachMs);
+    const Plan plan = make_plan(record, limits, kOneByteEachMs, /*effort=*/1, &near.decisions);
+    CHECK(plan.fits);
+    CHECK(plan.predicted.step_ms <= near.predicted.step_ms);
+    CHECK(plan.predicted.step_ms <= 1.05 * make_plan(record, limits, kOneByteEachMs).predicted.step_ms);
+    const std::vector<Decision> all_kept(record.storages.size(), Decision::kKeep);
+    CHECK(make_plan(record, limits, kOneByteEachMs, /*effort=*/1, &all_kept).fits);
+  }
+}
+
 TEST_CASE("what takes no bytes does not count as offloaded") {
   constexpr LinkRates kOneByteEachMs{.out_bytes_per_ms = 1, .in_bytes_per_ms = 1, .ms_per_copy = 0};
   std::mt19937_64 random(7);
