@@ -123,18 +123,19 @@ void StepPlanner::stop_recording() {
   recorded_.erase(step_);
 }
 
-bool StepPlanner::leaves_alone() const {
-  return leaves_alone_ && !recording_ && std::ranges::any_of(known_, &Known::is_checked) &&
-         std::ranges::all_of(known_, [](const Known& each) { return !planned(each) || each.keeps_all; });
+bool StepPlanner::may_recompute() const {
+  return recording_ || std::ranges::none_of(known_, &Known::is_checked) ||
+         std::ranges::any_of(known_, [](const Known& each) { return planned(each) && !each.keeps_all; });
 }
 
 bool StepPlanner::asks_for_recipe() const {
   const Known* const known = now_.following;
   const std::size_t next = now_.seen->size();
   if (known == nullptr || next >= known->signature.size()) {
-    return !leaves_alone();
+    return may_recompute();
   }
-  return known->plan->decisions[next] == Decision::kRecompute || known->record.storages[next].is_for_recipes;
+  return known->plan->decisions[next] == Decision::kRecompute ||
+         (known->record.storages[next].is_for_recipes && may_recompute());
 }
 
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
@@ -147,20 +148,17 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_) {
     return Decision::kKeep;
   }
-  const std::size_t index = now_.seen->size();
-  if (index == kMostStorages) {
+  if (now_.seen->size() == kMostStorages) {
     too_long_ = true;
     met_long_step_ = true;
     stop_recording();
     now_.moves = true;
     return safe(candidate);
   }
-  now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
-  if (now_.following == nullptr && !now_.moves && leaves_alone() && fits_whole(now_.kept + candidate.bytes)) {
-    now_.strayed = true;
-    now_.kept += candidate.bytes;
-    return Decision::kKeep;
-  }
+  const Key key{candidate.bytes, std::string(candidate.operation)};
+  skip_what_only_recipes_ask_for(key);
+  const std::size_t index = now_.seen->size();
+  now_.seen->push_back(key);
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
@@ -171,6 +169,18 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   now_.moves = now_.moves || decision != Decision::kKeep;
   now_.kept += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
+}
+
+// A step that recomputes nothing asks about no value that only recipes need, but the recorded steps did.
+void StepPlanner::skip_what_only_recipes_ask_for(const Key& next) {
+  const Known* const known = now_.following;
+  if (known == nullptr || may_recompute()) {
+    return;
+  }
+  for (std::size_t i = now_.seen->size();
+       i < known->signature.size() && known->record.storages[i].is_for_recipes && known->signature[i] != next; ++i) {
+    now_.seen->push_back(known->signature[i]);
+  }
 }
 
 // Adds the storage that was saved last. Whether those of the step so far are larger than is expected, by more than the

@@ -71,13 +71,13 @@ class StepPlanner {
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
 
+  // Whether the step that has begun may recompute: not where every plan keeps everything, and a step that followed such
+  // a plan took no more memory than was predicted.
+  [[nodiscard]] bool may_recompute() const;
+
   // Whether the next answer of the step may depend on Candidate::recompute, or on whether the step asks about what
   // another storage would be made again from.
   [[nodiscard]] bool asks_for_recipe() const;
-
-  // Whether steps neither are recorded nor follow a plan as long as all that they save fits: every plan keeps
-  // everything, and a step that followed such a plan took no more memory than was predicted.
-  [[nodiscard]] bool leaves_alone() const;
 
   // The most storages of a step that is recorded or planned. A step may have no end: while one save lives, all forward
   // passes without a backward belong to the save's step.
@@ -159,6 +159,7 @@ class StepPlanner {
   void keep_to_host_limit();
   [[nodiscard]] bool correct_times(Known& known, double end_ms, double step_ms) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
+  void skip_what_only_recipes_ask_for(const Key& next);
   [[nodiscard]] Decision decision_about(const Candidate& candidate);
   [[nodiscard]] bool choose_plan();
   [[nodiscard]] bool takes_more_than_planned();

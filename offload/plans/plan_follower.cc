@@ -119,9 +119,9 @@ bool PlanFollower::asks_for_recipe() {
   return planner_.asks_for_recipe();
 }
 
-bool PlanFollower::leaves_alone() {
+bool PlanFollower::may_recompute() {
   const MutexLock lock(mutex_);
-  return planner_.leaves_alone();
+  return planner_.may_recompute();
 }
 
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.

@@ -54,7 +54,7 @@ class PlanFollower {
 
   // As StepPlanner's, of the step that decide() is called for next.
   [[nodiscard]] bool asks_for_recipe();
-  [[nodiscard]] bool leaves_alone();
+  [[nodiscard]] bool may_recompute();
 
   // Says that no block was free for a storage of so many bytes that was to be offloaded. Warns once that the budget may
   // be exceeded. Later plans offload no more than there is when backward begins.
