@@ -57,14 +57,9 @@ def percent(fraction):
 NAMES = {
     "ebb": "ebb, all moved",
     "ebb_python": "ebb in Python",
-    "ebb_python_regions": "ebb in Python with regions",
     "checkpoint": "checkpoint, every block",
     "torchtune": "torchtune's OffloadActivations",
     "trl": "TRL's OffloadActivations",
-    "transformers_offload": "transformers' offload",
-    "hf_llama": "Llama",
-    "hf_gpt2": "GPT-2 medium",
-    "hf_vit": "ViT-Large",
 }
 
 
@@ -75,13 +70,11 @@ def name(config):
 
 
 def steps(paths):
-    """Per dtype or shape from the most memory to the least. What several files have is as in the first."""
+    """Per dtype from the most memory to the least. What several files have is as in the first."""
     rows = {}
     for path in paths:
-        shape = json.loads(Path(path).read_text())["shape"]["name"]
         for row in (row for row in load([path]) if row["peak_bytes"] is not None):
-            of = name(shape) if shape.startswith("hf_") else row["dtype"]
-            rows.setdefault((of, row["config"]), row)
+            rows.setdefault((row["dtype"], row["config"]), row)
     groups = list(dict.fromkeys(of for of, _ in rows))
     ordered = sorted(rows.items(), key=lambda item: (groups.index(item[0][0]), -item[1]["peak_bytes"]))
     lines = [
@@ -96,7 +89,7 @@ def steps(paths):
         )
         for (of, config), row in ordered
     ]
-    columns = ("shape or dtype", "configuration", "ms/step", "over none", "after forward GB", "peak GB", "gradients")
+    columns = ("dtype", "configuration", "ms/step", "over none", "after forward GB", "peak GB", "gradients")
     return (columns, lines) if len(groups) > 1 else (columns[1:], [line[1:] for line in lines])
 
 

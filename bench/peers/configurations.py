@@ -15,16 +15,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .huggingface import HuggingFaceWorkload
 from .model import Workload
-
-AnyWorkload = Workload | HuggingFaceWorkload
 
 # One step's gradients. Calls its argument right after the head's linear.
 Step = Callable[[Callable[[], None]], tuple[Tensor, ...]]
 
 
-def none(workload: AnyWorkload) -> Step:
+def none(workload: Workload) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         hidden = workload.hidden()
         return workload.gradients(workload.loss(hidden, after_head))
@@ -32,7 +29,7 @@ def none(workload: AnyWorkload) -> Step:
     return step
 
 
-def save_on_cpu(workload: AnyWorkload) -> Step:
+def save_on_cpu(workload: Workload) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         with torch.autograd.graph.save_on_cpu(pin_memory=workload.tokens.is_cuda):
             hidden = workload.hidden()
@@ -41,7 +38,7 @@ def save_on_cpu(workload: AnyWorkload) -> Step:
     return step
 
 
-def checkpointing_step(workload: AnyWorkload, call_block: Callable[..., Tensor]) -> Step:
+def checkpointing_step(workload: Workload, call_block: Callable[..., Tensor]) -> Step:
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         hidden = workload.hidden(call_block)
         return workload.gradients(workload.loss(hidden, after_head))
@@ -52,11 +49,11 @@ def checkpointing_step(workload: AnyWorkload, call_block: Callable[..., Tensor])
 checkpoint_block = partial(checkpoint, use_reentrant=False)
 
 
-def checkpoint_blocks(workload: AnyWorkload) -> Step:
+def checkpoint_blocks(workload: Workload) -> Step:
     return checkpointing_step(workload, checkpoint_block)
 
 
-def checkpoint_first(workload: AnyWorkload, count: int) -> Step:
+def checkpoint_first(workload: Workload, count: int) -> Step:
     """The first blocks, as Megatron's "block" method: in backward theirs is the turn when the others' memory is free."""
     if not 0 <= count <= len(workload.blocks):
         raise ValueError(f"{count} of {len(workload.blocks)} blocks cannot be checkpointed")
@@ -100,7 +97,7 @@ class Kept:
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def checkpoint_selectively(workload: AnyWorkload, **kept: Any) -> Step:
+def checkpoint_selectively(workload: Workload, **kept: Any) -> Step:
     def call_block(block: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
         policy = Kept(**kept)
         output = checkpoint_block(
@@ -122,7 +119,7 @@ checkpoint_all_but_attention = partial(checkpoint_selectively, operations=ATTENT
 checkpoint_torchtitan = partial(checkpoint_selectively, operations=MATMULS | ATTENTIONS, every_second_matmul=True)
 
 
-def offload_activations(workload: AnyWorkload, package: ModuleType) -> Step:
+def offload_activations(workload: Workload, package: ModuleType) -> Step:
     # One manager for all steps, as in the packages' own recipes and trainers.
     offload, no_op = package.OffloadActivations(), package.NoOpManager()
     if hasattr(offload, "update_model_params"):  # TRL's; torchtune's knows parameters by their type only
@@ -149,7 +146,7 @@ def import_alone(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def torchtune(workload: AnyWorkload) -> Step:
+def torchtune(workload: Workload) -> Step:
     # transformers imports a torchao that it finds, for minutes at times: a folder of both that is not on the path yet.
     if folder := os.environ.get("TORCHTUNE_FOLDER"):
         sys.path.append(folder)
@@ -157,38 +154,21 @@ def torchtune(workload: AnyWorkload) -> Step:
     return offload_activations(workload, import_alone("torchtune.training._activation_offloading"))
 
 
-def trl(workload: AnyWorkload) -> Step:
+def trl(workload: Workload) -> Step:
     package = importlib.import_module("trl.models.activation_offloading")
     # TRL's warning about host memory fails in a process that has not called this, as its trainer does.
     importlib.import_module("accelerate").PartialState()
     return offload_activations(workload, package)
 
 
-def transformers_offload(workload: AnyWorkload) -> Step:
-    """transformers' checkpointing with the blocks' inputs in host memory."""
-    if not isinstance(workload, HuggingFaceWorkload):
-        raise ValueError("only models of transformers' have it: --shape hf_llama, hf_gpt2 or hf_vit")
-
-    def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
-        workload.body.gradient_checkpointing_enable(offload=True)
-        try:
-            hidden = workload.hidden()
-        finally:
-            workload.body.gradient_checkpointing_disable()
-        return workload.gradients(workload.loss(hidden, after_head))
-
-    return step
-
-
-def ebb_python(workload: AnyWorkload, regions: bool = False, **options: Any) -> Step:
-    """ebb's Python package, with `options` of its Offloader. `regions`: each block is a region, which may run again."""
+def ebb_python(workload: Workload, **options: Any) -> Step:
+    """ebb's Python package, with `options` of its Offloader."""
     ebb = importlib.import_module("ebb")
     offloader = ebb.Offloader(workload.tokens.device, **options)
-    call_block = partial(ebb.checkpoint, early_stop=True) if regions else None  # as torch's checkpoint, by default
 
     def step(after_head: Callable[[], None]) -> tuple[Tensor, ...]:
         with offloader:
-            hidden = workload.hidden(call_block)
+            hidden = workload.hidden()
             with ebb.no_offload():
                 loss = workload.loss(hidden, after_head)
         return workload.gradients(loss)
@@ -197,7 +177,6 @@ def ebb_python(workload: AnyWorkload, regions: bool = False, **options: Any) -> 
 
 
 EBB_PYTHON = "ebb_python"
-TRANSFORMERS_OFFLOAD = "transformers_offload"
 CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "none": none,
     EBB_PYTHON: ebb_python,
@@ -205,14 +184,12 @@ CONFIGURATIONS: dict[str, Callable[[Workload], Step]] = {
     "torchtune": torchtune,
     "trl": trl,
     "checkpoint": checkpoint_blocks,
-    TRANSFORMERS_OFFLOAD: transformers_offload,
     "checkpoint_cheap": checkpoint_cheap,
     "checkpoint_all_but_attention": checkpoint_all_but_attention,
     "checkpoint_torchtitan": checkpoint_torchtitan,
 }
 CHECKPOINT_SOME = "checkpoint:"  # and the number of blocks
 EBB_PYTHON_WITHIN = f"{EBB_PYTHON}:"  # and a size
-EBB_PYTHON_REGIONS = f"{EBB_PYTHON}_regions:"  # and a size
 
 
 def configuration(name: str) -> Callable[[Workload], Step]:
@@ -220,6 +197,4 @@ def configuration(name: str) -> Callable[[Workload], Step]:
         return partial(checkpoint_first, count=int(name.removeprefix(CHECKPOINT_SOME)))
     if name.startswith(EBB_PYTHON_WITHIN):
         return partial(ebb_python, device_budget=name.removeprefix(EBB_PYTHON_WITHIN))
-    if name.startswith(EBB_PYTHON_REGIONS):
-        return partial(ebb_python, regions=True, device_budget=name.removeprefix(EBB_PYTHON_REGIONS))
     return CONFIGURATIONS[name]

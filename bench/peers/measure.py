@@ -13,8 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from .configurations import AnyWorkload, Step, checkpoint_first, configuration, none
-from .huggingface import HuggingFaceShape, HuggingFaceWorkload
+from .configurations import Step, checkpoint_first, configuration, none
 from .model import Workload
 from .options import DTYPES, Options
 from .results import relative_difference
@@ -24,15 +23,12 @@ LINK_BYTES = 1 << 30
 LINK_COPIES = 7
 
 
-def make_workload(options: Options, dtype: str) -> AnyWorkload:
+def make_workload(options: Options, dtype: str) -> Workload:
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     device = torch.device(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    shape = options.chosen_shape()
-    if isinstance(shape, HuggingFaceShape):
-        return HuggingFaceWorkload(shape, DTYPES[dtype], device)
-    return Workload(shape, DTYPES[dtype], device)
+    return Workload(options.chosen_shape(), DTYPES[dtype], device)
 
 
 def make_steps(options: Options, dtype: str, config: str) -> tuple[Step, Step]:

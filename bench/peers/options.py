@@ -11,11 +11,8 @@ from .configurations import (
     CHECKPOINT_SOME,
     CONFIGURATIONS,
     EBB_PYTHON,
-    EBB_PYTHON_REGIONS,
     EBB_PYTHON_WITHIN,
-    TRANSFORMERS_OFFLOAD,
 )
-from .huggingface import HUGGING_FACE_SHAPES, HuggingFaceShape
 from .model import SHAPES, Shape
 
 # tf32: float32 tensors, of which matrix products read ten bits of the mantissa.
@@ -25,9 +22,7 @@ PLANNED = "planned"
 PLANNED_WITHIN = f"{PLANNED}:"  # and a size
 CHECKPOINT_WITHIN = "checkpoint_within:"  # and a size
 CPP_CONFIGS = ("none", "offload", "lean")  # by the C++ program's names
-NOT_BY_DEFAULT = (EBB_PYTHON, TRANSFORMERS_OFFLOAD)
-CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name not in ("none", *NOT_BY_DEFAULT)), PLANNED)
-ALL_SHAPES: dict[str, Shape | HuggingFaceShape] = {**SHAPES, **HUGGING_FACE_SHAPES}
+CONFIGS = ("none", EBB, *(name for name in CONFIGURATIONS if name not in ("none", EBB_PYTHON)), PLANNED)
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -45,8 +40,8 @@ class Options:
     step: Path = REPOSITORY / "bazel-bin/bench/step/step"  # the C++ program
     out: Path | None = None
 
-    def chosen_shape(self) -> Shape | HuggingFaceShape:
-        shape = ALL_SHAPES[self.shape]
+    def chosen_shape(self) -> Shape:
+        shape = SHAPES[self.shape]
         return replace(shape, layers=self.layers) if self.layers else shape
 
 
@@ -67,15 +62,15 @@ def parse_bytes(text: str) -> int:
 
 def config(text: str) -> str:
     """One of CONFIGS, or one that goes on with a number or a size."""
-    if text in (*CONFIGS, *NOT_BY_DEFAULT):
+    if text in (*CONFIGS, EBB_PYTHON):
         return text
-    sizes = (CHECKPOINT_WITHIN, PLANNED_WITHIN, EBB_PYTHON_WITHIN, EBB_PYTHON_REGIONS)
+    sizes = (CHECKPOINT_WITHIN, PLANNED_WITHIN, EBB_PYTHON_WITHIN)
     for prefix, parse in ((CHECKPOINT_SOME, int), *((prefix, parse_bytes) for prefix in sizes)):
         if text.startswith(prefix):
             parse(text.removeprefix(prefix))
             return text
     parametrized = ", ".join((f"{CHECKPOINT_SOME}BLOCKS", *(f"{prefix}SIZE" for prefix in sizes)))
-    raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(CONFIGS + NOT_BY_DEFAULT)}, {parametrized}")
+    raise argparse.ArgumentTypeError(f"{text} is none of {', '.join((*CONFIGS, EBB_PYTHON))}, {parametrized}")
 
 
 def positive(text: str) -> int:
@@ -95,7 +90,7 @@ def parse_options(description: str) -> Options:
         prog="peers", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(**{field.name: field.default for field in fields(Options)})
-    parser.add_argument("--shape", choices=ALL_SHAPES)
+    parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--layers", type=positive, help="instead of the shape's own number")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
     parser.add_argument(
@@ -105,8 +100,7 @@ def parse_options(description: str) -> Options:
         metavar="CONFIG",
         help=f"measured in this order; of {', '.join(CONFIGS)} (the default), {CHECKPOINT_SOME}BLOCKS (so many), "
         f"{CHECKPOINT_WITHIN}SIZE (as few as the peak allows), {PLANNED_WITHIN}SIZE (ebb, with such a budget), "
-        f"{TRANSFORMERS_OFFLOAD} (with --shape hf_...), {EBB_PYTHON} (ebb's Python package), "
-        f"{EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget), {EBB_PYTHON_REGIONS}SIZE (each block a region, too)",
+        f"{EBB_PYTHON} (ebb's Python package), {EBB_PYTHON_WITHIN}SIZE (ebb in Python, with such a budget)",
     )
     parser.add_argument(
         "--cpp-configs", nargs="+", choices=CPP_CONFIGS, help=f"of the C++ program, where {EBB} is measured"

@@ -13,12 +13,33 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from bench.peers.plot import EBB_COLOR, OTHER_COLOR, peak_gb
-from bench.peers.plot_shapes import annotate
 from matplotlib.axes import Axes
 
 from .rows import PLANNED, Row, measured
 
 PANELS_IN_A_ROW = 3
+LINE_POINTS = 10  # between two names
+
+
+def annotate(axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
+    """Names (x, y, name, color) on the right of their points, the lowest first, moved up where names would cover each
+    other."""
+    points_of = axes.figure.dpi / 72
+    lowest = 0.0
+    for x, y, text, color in sorted(points, key=lambda point: point[1]):
+        at = axes.transData.transform((x, y))[1] / points_of
+        up = max(at, lowest) - at
+        lowest = at + up + LINE_POINTS
+        axes.annotate(
+            text,
+            (x, y),
+            xytext=(12, up),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=color,
+            arrowprops={"arrowstyle": "-", "color": "#c0c0c0", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
+        )
 
 
 def draw(axes: Axes, rows: list[Row], title: str) -> None:

@@ -138,7 +138,7 @@ Tensors made_by(Node& node) {
 }
 
 bool same(const Tensors& a, const Tensors& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const at::Tensor& x, const at::Tensor& y) {
+  return std::ranges::equal(a, b, [](const at::Tensor& x, const at::Tensor& y) {
     return x.defined() == y.defined() && (!x.defined() || x.equal(y));
   });
 }
@@ -156,7 +156,11 @@ bool changes_with(Node& node, const at::Tensor& memory) {
   }
   const at::Tensor content = written.clone();
   const auto changes_by = [&](double factor, double more) {
-    written.mul_(factor).add_(more);
+    if (c10::isIntegralType(written.scalar_type(), /*includeBool=*/true)) {
+      written.bitwise_not_();
+    } else {
+      written.mul_(factor).add_(more);
+    }
     const Tensors after = made_by(node);
     written.copy_(content);
     return !same(before, after);
