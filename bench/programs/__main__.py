@@ -12,7 +12,8 @@ Gradients are compared bit by bit with plain autograd's, by a sum over all their
 
 The steps of "lengths" differ: its ms_median is their mean, over the same lengths in each configuration.
 
-A row is {program, config, budget_bytes, ms_median, peak_bytes, gradients}; budget_bytes is null for what is no plan."""
+A row is {program, config, budget_bytes, ms_median, peak_bytes, gradients}; budget_bytes is null for what is no plan.
+A plan's row has what was predicted, too: predicted_ms is of forward and backward alone."""
 
 import argparse
 import json

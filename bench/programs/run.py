@@ -98,8 +98,12 @@ class Run:
                 row |= self._measure(guard, is_planned=budget is not None)
                 if self.program.offloader is not None and self._flags.explain:
                     row["explained"] = self.program.offloader.explain()
-                if budget is not None and self._flags.records:
-                    row["record"] = self.program.offloader.plan_report().record
+                if budget is not None:
+                    report = self.program.offloader.plan_report()
+                    predicted = report.predicted
+                    row |= {"predicted_ms": predicted.step_ms, "predicted_peak_bytes": predicted.peak_bytes}
+                    if self._flags.records:
+                        row["record"] = report.record
         except Exception as error:  # a package that is missing, or too little memory, costs its row only
             row |= {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}
             self.program.model.zero_grad(set_to_none=True)
