@@ -24,8 +24,7 @@ namespace ebb {
 // taken whose period is the shortest; within half a percent, the one that moves fewer bytes. Then bounds ever nearer to
 // the best so far are tried. A bound is passed over if its pace alone is longer than a plan that fits.
 //
-// `near`: null, or the decisions about a step that differs only in its sizes and takes no less. For DeviceBytes without
-// managed storages the plan is then made in a fraction of the time.
+// `near`: as for the planner's make_plan. It serves DeviceBytes without managed storages.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Goal& goal, std::uint64_t host_bytes,
                              const LinkRates& rates, const std::vector<Decision>* near = nullptr);
 

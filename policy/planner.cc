@@ -47,7 +47,7 @@ class Search {
   Plan run(const std::vector<Decision>* from = nullptr) {
     try_plan(std::vector<Decision>(record_.storages.size(), Decision::kKeep));
     if (!best_.fits) {
-      if (from == nullptr || std::get<0>(try_plan(*from)) > 0) {
+      if (from == nullptr || std::get<0>(try_plan(possible(*from))) > 0) {
         choose_how_many_to_recompute();
       }
       improve();
@@ -137,6 +137,17 @@ class Search {
     std::vector<Decision> decisions(record_.storages.size(), Decision::kKeep);
     for (std::size_t k = 0; k < count; ++k) {
       for_each_made_with(record_, cheapest_[k], [&](Index made) { decisions[made] = Decision::kRecompute; });
+    }
+    limit_depth(decisions);
+    return decisions;
+  }
+
+  // The decisions of a step of another size, whose recipes may be others.
+  [[nodiscard]] std::vector<Decision> possible(std::vector<Decision> decisions) const {
+    for (Index i = 0; i < decisions.size(); ++i) {
+      if (decisions[i] == Decision::kRecompute && record_.storages[i].recompute == Recompute::kNo) {
+        decisions[i] = Decision::kOffload;
+      }
     }
     limit_depth(decisions);
     return decisions;
@@ -384,7 +395,7 @@ class Search {
 Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort,
                const std::vector<Decision>* near) {
   if (near != nullptr) {
-    constexpr double kPart = 1.0 / 16;
+    constexpr double kPart = 1.0 / 4;
     if (Plan plan = Search(record, limits, rates, kPart * effort).run(near); plan.fits) {
       return plan;
     }

@@ -30,8 +30,8 @@ namespace ebb {
 // Nothing is moved or recomputed if the step fits with everything kept. If no plan is found that fits, the result is
 // the plan that passes the limits by least, with `fits` false.
 //
-// `effort`: the part of the usual tries to spend, in (0, 1]. `near`: null, or what was decided for a step that differs
-// only in its sizes and takes no less; a sixteenth of the tries then does.
+// `effort`: the part of the usual tries to spend, in (0, 1]. `near`: null, or the decisions about a step that differs
+// in its sizes alone and takes a little more. A search that begins there, and fits, is a quarter as long.
 [[nodiscard]] Plan make_plan(const StepRecord& record, const Limits& limits, const LinkRates& rates, double effort = 1,
                              const std::vector<Decision>* near = nullptr);
 

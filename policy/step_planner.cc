@@ -123,21 +123,6 @@ void StepPlanner::stop_recording() {
   recorded_.erase(step_);
 }
 
-bool StepPlanner::may_recompute() const {
-  return recording_ || std::ranges::none_of(known_, &Known::is_checked) ||
-         std::ranges::any_of(known_, [](const Known& each) { return planned(each) && !each.keeps_all; });
-}
-
-bool StepPlanner::asks_for_recipe() const {
-  const Known* const known = now_.following;
-  const std::size_t next = now_.seen->size();
-  if (known == nullptr || next >= known->signature.size()) {
-    return may_recompute();
-  }
-  return known->plan->decisions[next] == Decision::kRecompute ||
-         (known->record.storages[next].is_for_recipes && may_recompute());
-}
-
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
   const Known* const known = now_.following;
@@ -148,17 +133,15 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_) {
     return Decision::kKeep;
   }
-  if (now_.seen->size() == kMostStorages) {
+  const std::size_t index = now_.seen->size();
+  if (index == kMostStorages) {
     too_long_ = true;
     met_long_step_ = true;
     stop_recording();
     now_.moves = true;
     return safe(candidate);
   }
-  const Key key{candidate.bytes, std::string(candidate.operation)};
-  skip_what_only_recipes_ask_for(key);
-  const std::size_t index = now_.seen->size();
-  now_.seen->push_back(key);
+  now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
@@ -169,18 +152,6 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   now_.moves = now_.moves || decision != Decision::kKeep;
   now_.kept += decision == Decision::kKeep ? candidate.bytes : 0;
   return decision;
-}
-
-// A step that recomputes nothing asks about no value that only recipes need, but the recorded steps did.
-void StepPlanner::skip_what_only_recipes_ask_for(const Key& next) {
-  const Known* const known = now_.following;
-  if (known == nullptr || may_recompute()) {
-    return;
-  }
-  for (std::size_t i = now_.seen->size();
-       i < known->signature.size() && known->record.storages[i].is_for_recipes && known->signature[i] != next; ++i) {
-    now_.seen->push_back(known->signature[i]);
-  }
 }
 
 // Adds the storage that was saved last. Whether those of the step so far are larger than is expected, by more than the
@@ -313,17 +284,18 @@ LinkRates StepPlanner::rates(const Known& known) const { return slower(rates_, k
 void StepPlanner::make_plan_of(Known& known, const Known* larger) const {
   const std::vector<Decision>* const near = larger == nullptr ? nullptr : &larger->plan->decisions;
   known.plan = std::make_shared<Plan>(make_plan(known.record, goal_, host_bytes_, rates(known), near));
-  known.keeps_all = std::ranges::all_of(known.plan->decisions, [](Decision each) { return each == Decision::kKeep; });
-  known.is_checked = false;
 }
 
-// The planned step of the structure whose size is the next above this one; null for none.
-const StepPlanner::Known* StepPlanner::next_larger(const Known& known) const {
+// The planned step of the structure whose size is the next above this one, and not far from it; null for none.
+const StepPlanner::Known* StepPlanner::a_little_larger(const Known& known) const {
+  constexpr double kMost = 1.1;
   const Known* found = nullptr;
+  double least = kMost * size_of(known);
   for (const Known& each : known_) {
-    if (each.structure == known.structure && planned(each) && each.plan->fits && size_of(each) >= size_of(known) &&
-        (found == nullptr || size_of(each) < size_of(*found))) {
+    const double size = each.structure == known.structure && planned(each) && each.plan->fits ? size_of(each) : 0;
+    if (size >= size_of(known) && size <= least) {
       found = &each;
+      least = size;
     }
   }
   return found;
@@ -378,7 +350,6 @@ bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
       return true;
     }
   }
-  known->is_checked = !is_over;
   return false;
 }
 
@@ -497,7 +468,7 @@ StepPlanner::Known* StepPlanner::make_resized() {
       made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);
     }
     made.record = resized(one.record, other->record, growth);
-    make_plan_of(made, next_larger(made));
+    make_plan_of(made, a_little_larger(made));
     if (!made.plan->fits) {
       continue;
     }

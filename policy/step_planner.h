@@ -71,14 +71,6 @@ class StepPlanner {
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
 
-  // Whether the step that has begun may recompute: not where every plan keeps everything, and a step that followed such
-  // a plan took no more memory than was predicted.
-  [[nodiscard]] bool may_recompute() const;
-
-  // Whether the next answer of the step may depend on Candidate::recompute, or on whether the step asks about what
-  // another storage would be made again from.
-  [[nodiscard]] bool asks_for_recipe() const;
-
   // The most storages of a step that is recorded or planned. A step may have no end: while one save lives, all forward
   // passes without a backward belong to the save's step.
   static constexpr std::size_t kMostStorages = std::size_t{1} << 15;
@@ -138,8 +130,6 @@ class StepPlanner {
     StepRecord record{};                 // of the last recorded step, with times as corrected
     Correction correction{};             // of the record, and of the structure's others
     std::shared_ptr<const Plan> plan{};  // null until there are enough records
-    bool keeps_all = false;              // the plan
-    bool is_checked = false;             // correct() has nothing to correct
   };
 
   // The plan that was followed or made last, with what the plan was made from; null if there is no plan yet.
@@ -150,7 +140,7 @@ class StepPlanner {
 
  private:
   void make_plan_of(Known& known, const Known* larger = nullptr) const;
-  [[nodiscard]] const Known* next_larger(const Known& known) const;
+  [[nodiscard]] const Known* a_little_larger(const Known& known) const;
   [[nodiscard]] const Known* unlike_in_size(const Known& known) const;
   [[nodiscard]] Known* make_resized();
   void forget_oldest();
@@ -159,7 +149,6 @@ class StepPlanner {
   void keep_to_host_limit();
   [[nodiscard]] bool correct_times(Known& known, double end_ms, double step_ms) const;
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
-  void skip_what_only_recipes_ask_for(const Key& next);
   [[nodiscard]] Decision decision_about(const Candidate& candidate);
   [[nodiscard]] bool choose_plan();
   [[nodiscard]] bool takes_more_than_planned();

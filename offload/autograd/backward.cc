@@ -60,9 +60,6 @@ Backward::~Backward() {
   if (OperationLog* const log = OperationLog::here(); log != nullptr && !in_backward() && !log->is_open()) {
     log->forget();
   }
-  if (!in_backward()) {
-    OperationLog::wake();
-  }
   const auto& [runtime, step] = pass_->expected;
   if (runtime == nullptr || runtime->forked()) {
     return;

@@ -8,7 +8,8 @@
 
 namespace ebb {
 
-// Whether the operator makes views of one tensor, and does nothing else.
+// Whether all results are views of the arguments, by the schema. A composite operator (reshape, to) may also copy, by
+// calls of its own.
 [[nodiscard]] bool only_makes_views(const c10::FunctionSchema& schema);
 
 // What ebb has to know of an operator, made once for each operator from its schema, its tags and its kernels.

@@ -124,7 +124,7 @@ void observe_operations() {
     made->fallback(torch::CppFunction::makeFromBoxedFunction<&observe>());
     return made.release();
   }();
-  [[maybe_unused]] static const auto* const of_views = [] {  // they use no bytes, and no log has them
+  [[maybe_unused]] static const auto* const of_views = [] {  // what composite ones call is observed
     auto made = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", kManagedKey, __FILE__, __LINE__);
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
     for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

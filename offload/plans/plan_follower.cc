@@ -114,16 +114,6 @@ Decision PlanFollower::decide(Candidate& candidate, const c10::Storage& storage,
   return decision;
 }
 
-bool PlanFollower::asks_for_recipe() {
-  const MutexLock lock(mutex_);
-  return planner_.asks_for_recipe();
-}
-
-bool PlanFollower::may_recompute() {
-  const MutexLock lock(mutex_);
-  return planner_.may_recompute();
-}
-
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();

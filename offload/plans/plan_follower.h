@@ -52,10 +52,6 @@ class PlanFollower {
   [[nodiscard]] Decision decide(Candidate& candidate, const c10::Storage& storage, SavedStorage& saved, SavedStep& step,
                                 const Recipe* recipe, bool is_for_recipes = false);
 
-  // As StepPlanner's, of the step that decide() is called for next.
-  [[nodiscard]] bool asks_for_recipe();
-  [[nodiscard]] bool may_recompute();
-
   // Says that no block was free for a storage of so many bytes that was to be offloaded. Warns once that the budget may
   // be exceeded. Later plans offload no more than there is when backward begins.
   void found_no_room(SavedStep& step, std::uint64_t bytes);

@@ -282,7 +282,7 @@ class LogRecipe::Search {
     if (value == nullptr) {
       return nullptr;
     }
-    const auto root = [&](auto save) {
+    const auto new_root = [&](auto save) {
       return std::unique_ptr<Root>(new Root{
           .value = argument.value, .like = argument, .save = std::move(save), .use = {}, .storage = {}, .version = {}});
     };
@@ -292,7 +292,7 @@ class LogRecipe::Search {
       const bool is_target = saved->source().identity() == target_;  // in another version
       // A region's save is no place to begin from: with the save the region's whole second run would come.
       if (!is_target && !saved->is_of_region() && !saved->residency()->forked() && !saved->source_has_changed()) {
-        auto of_saved = root(std::move(save));
+        auto of_saved = new_root(std::move(save));
         of_saved->use.emplace(std::move(saved));
         return of_saved;
       }
@@ -304,14 +304,14 @@ class LogRecipe::Search {
     if (!alive || alive->nbytes() != value->bytes) {
       return nullptr;
     }
-    const c10::Storage storage(std::move(alive));
+    c10::Storage storage(std::move(alive));
     const bool passes_through =
         save != nullptr && save->passes_through && (argument.is_managed || storage.data() == save->data);
     if (!passes_through && !may_be_copied) {
       return nullptr;
     }
-    auto of_held = root(passes_through ? std::move(save) : nullptr);
-    of_held->storage = storage;
+    auto of_held = new_root(passes_through ? std::move(save) : nullptr);
+    of_held->storage = std::move(storage);
     return of_held;
   }
 

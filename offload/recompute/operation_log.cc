@@ -165,7 +165,6 @@ OperationLog::Scope::Scope()
   if (!log_->is_open()) {
     include_key(true);
   }
-  log_->rests_ = false;
   here_ = log_.get();
 }
 
@@ -173,22 +172,6 @@ OperationLog::Scope::~Scope() {
   if (--log_->scopes_ == 0 && log_ == of_thread.log) {  // else the thread's next operation finds out
     log_->forget();
     stop_here();
-  }
-}
-
-void OperationLog::rest() {
-  if (here_ != nullptr && here_->scopes_ == 1) {  // no other offloader's
-    here_->forget();
-    here_->rests_ = true;
-    stop_here();
-  }
-}
-
-void OperationLog::wake() {
-  if (OperationLog* const log = of_thread.log.get(); log != nullptr && log->rests_ && log->has_scope()) {
-    log->rests_ = false;
-    here_ = log;
-    include_key(true);
   }
 }
 
@@ -242,8 +225,9 @@ void OperationLog::forget_but(std::size_t operations) {
 
 void OperationLog::forget_oldest(std::size_t operations, std::size_t values) {
   for (; operations_.size() > operations; ++first_operation_) {
-    take_back(std::move(operations_.front()));
+    std::shared_ptr<LoggedOperation> oldest = std::move(operations_.front());
     operations_.pop_front();
+    take_back(std::move(oldest));
   }
   std::vector<std::function<void(bool)>> unseen;
   for (; values_.size() > values; ++first_value_) {
@@ -276,16 +260,21 @@ std::shared_ptr<LoggedOperation> OperationLog::new_entry(const c10::OperatorHand
   return entry;
 }
 
-void OperationLog::take_back(std::shared_ptr<LoggedOperation> entry) {
-  if (entry.use_count() > 1) {  // a recipe's, too
+// To be filled anew, unless a recipe has the entry, too.
+void OperationLog::take_back(std::shared_ptr<LoggedOperation> entry) noexcept {
+  if (entry.use_count() > 1 || spare_.size() >= kMostOperations) {
     return;
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // after another thread's recipe has let go of the entry
   entry->arguments.clear();
   entry->tensors_in.clear();
   entry->tensors.clear();
   entry->made.clear();
-  entry->random_state.clear();
-  spare_.push_back(std::move(entry));
+  entry->random_state = {};
+  try {
+    spare_.push_back(std::move(entry));
+  } catch (const std::bad_alloc&) {  // the entry ends
+  }
 }
 
 ValueId OperationLog::value_of(const at::Tensor& tensor) const {
@@ -424,7 +413,9 @@ std::shared_ptr<const void> OperationLog::saved(const at::Tensor& tensor, const 
   if (!is_tracked(tensor)) {
     return nullptr;
   }
-  const auto save = std::make_shared<const Save>(Save{.version = VersionCheck(tensor, info),
+  VersionCheck version(tensor, info);
+  version.forget_tensor();  // a recipe may outlive the save
+  const auto save = std::make_shared<const Save>(Save{.version = std::move(version),
                                                       .storage = storage,
                                                       .passes_through = storage == nullptr,
                                                       .data = is_managed(tensor) ? nullptr : tensor.storage().data(),

@@ -186,10 +186,6 @@ class OperationLog {
     bool has_ended_ = false;
   };
 
-  // Has the thread's operations not be logged until its next backward pass is over or its next scope begins.
-  static void rest();
-  static void wake();
-
   [[nodiscard]] bool is_open() const { return is_open_; }
 
   // Whether a guard of the thread still logs. A guard may have ended on another thread.
@@ -238,7 +234,7 @@ class OperationLog {
   [[nodiscard]] ValueId see(const at::Tensor& tensor);
   void forget_oldest(std::size_t operations, std::size_t values);
   [[nodiscard]] std::shared_ptr<LoggedOperation> new_entry(const c10::OperatorHandle& operation);
-  void take_back(std::shared_ptr<LoggedOperation> entry);
+  void take_back(std::shared_ptr<LoggedOperation> entry) noexcept;
   ValueId add(const at::Tensor& tensor, std::uint64_t maker, bool is_foreign);
   [[nodiscard]] std::shared_ptr<LoggedOperation> entry_of(const c10::OperatorHandle& operation,
                                                           const OperatorTraits& traits, c10::DispatchKeySet keys,
@@ -251,7 +247,6 @@ class OperationLog {
 
   std::atomic<int> scopes_{0};
   bool is_open_ = false;
-  bool rests_ = false;
   const Written* written_now_ = nullptr;  // by the call of the open entry
   std::uint64_t first_operation_ = 0;     // of those that the log still has
   ValueId first_value_ = 0;

@@ -65,9 +65,6 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr
     candidate.operation = operation;
   }
   const Decision decision = decide_about(candidate, found, tensor.storage(), *saved, step, /*is_for_recipes=*/false);
-  if (log != nullptr && plans_ != nullptr && !plans_->may_recompute()) {
-    OperationLog::rest();
-  }
   return {decision, std::move(found)};
 }
 
@@ -142,9 +139,6 @@ Decider::Found Decider::find_recipe(const at::Tensor& tensor, SavedStep& step, c
   }
   if (place >= kMostPlaces) {
     return {};
-  }
-  if (make_recipe == nullptr && plans_ != nullptr && place > 0 && !plans_->asks_for_recipe()) {
-    return {};  // of a step's first, the planner knows too little
   }
   if (make_recipe == nullptr) {
     return believed(LogRecipe::find(*log, tensor, least_bytes_), place, save_value);

@@ -150,8 +150,9 @@ LogRecipe::SavedValue Runtime::save_value(const LogRecipe::Root& root, std::uint
   residency_.ledger().counters().saved.add(saved->bytes());
   log.before_write(root.value, [entered = std::weak_ptr(saved), counter, was = root.version_was](bool is_seen) {
     const std::shared_ptr<SavedStorage> saved = entered.lock();
-    const bool is_as_saved = counter.current_version() == was;  // else backward raises the error for the write
-    if (saved != nullptr && is_as_saved && (is_seen || saved->is_held_by_program())) {
+    // Else backward raises the error for the write, or for memory that was taken.
+    const bool is_as_saved = saved != nullptr && counter.current_version() == was && !saved->source_has_changed();
+    if (is_as_saved && (is_seen || saved->is_held_by_program())) {
       saved->part_from_source([](const c10::Storage& source) { return copy_of(source); });
     }
   });

@@ -27,6 +27,10 @@ class VersionCheck {
         grad_fn_(info.grad_fn()),
         output_nr_(info.output_nr()) {}
 
+  // Lets go of the weak reference to the tensor: a tensor that a save refers to is not handed out as nobody's (Note
+  // [Lent tensors] in lent_tensor.h).
+  void forget_tensor() { saved_.reset(); }
+
   // Throws c10::Error in LibTorch's own words if the version has moved on. `like` has the type and sizes to name.
   void check(const at::Tensor& like) const;
 

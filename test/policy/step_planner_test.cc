@@ -279,50 +279,6 @@ TEST_CASE("a step that strays and fits whole is left alone, and the next ones fo
   CHECK(planner.recorded_step());
 }
 
-TEST_CASE("once a step has shown that all fits as planned, steps want no recipes, nor what only recipes ask for") {
-  StepPlanner planner = with_room_for(100);
-  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
-    decided(planner, kThree);
-    StepRecord record = record_of(kThree);
-    record.storages[1].is_for_recipes = true;
-    planner.learn(*planner.recorded_step(), record);
-  }
-  Plans plan;
-  decided(planner, kThree, &plan);
-  REQUIRE(plan != nullptr);
-  CHECK(planner.may_recompute());
-  const bool took_too_much = GENERATE(false, true);
-  planner.correct(plan, plan->predicted.step_ms, {plan->predicted.step_ms, took_too_much ? 101U : 60U});
-  Plans now;
-  decided(planner, {kThree[0], kThree[2]}, &now);
-  CHECK(planner.may_recompute() == took_too_much);
-  CHECK((now == plan) != took_too_much);
-  CHECK(planner.asks_for_recipe() == took_too_much);
-}
-
-TEST_CASE("recipes are wanted for what a plan recomputes, and for what others are recomputed from") {
-  StepPlanner planner = with_room_for(40);
-  for (int i = 0; i < StepPlanner::kRecordedSteps; ++i) {
-    decided(planner, kThree);
-    StepRecord record = record_of(kThree);
-    record.storages[2].is_for_recipes = true;
-    planner.learn(*planner.recorded_step(), record);
-  }
-  planner.begin_step();
-  std::vector<bool> wanted;
-  std::vector<Decision> decisions;
-  for (const Storage& storage : kThree) {
-    wanted.push_back(planner.asks_for_recipe());
-    Candidate candidate;
-    candidate.bytes = storage.bytes;
-    candidate.recompute = storage.recompute;
-    candidate.operation = storage.operation;
-    decisions.push_back(planner.decide(candidate).decision);
-  }
-  CAPTURE(decisions);
-  CHECK(wanted == std::vector{true, decisions[1] == kRecompute, true});  // no plan is known before the first
-}
-
 // A step over so many tokens, which the first storage tells: one has the same bytes in each step, the others grow with
 // the tokens or their square.
 Step over(std::uint64_t tokens) {

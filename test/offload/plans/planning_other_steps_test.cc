@@ -10,7 +10,6 @@
 
 #include <catch2/catch.hpp>
 
-#include "offload/recompute/operation_log.h"
 #include "test/offload/plans/planning_rig.h"
 
 namespace ebb {
@@ -60,40 +59,6 @@ TEST_CASE_METHOD(NoLeak, "steps that are never alike are left alone where they f
   for (int step = 0; step < kUntilSettled; ++step) {
     CHECK(moved_by_step(rig, 70 + step) == 0);
   }
-}
-
-// Whether operations are still logged at the end of a step's forward pass.
-bool logs(Rig& rig) {
-  Inputs in;
-  const auto guard = Run(&rig.offloader()).guard();
-  const at::Tensor loss = network(in);
-  const bool logs = OperationLog::here() != nullptr;
-  loss.backward();
-  CHECK(OperationLog::here() != nullptr);
-  return logs;
-}
-
-TEST_CASE_METHOD(NoLeak, "operations are logged but for steps in which all stays, and until those no longer fit") {
-  MeteredDevice device;
-  const std::uint64_t peak = plain_peak(device);
-  Rig rig(planned(DeviceBytes{2 * peak}, &device));
-  CHECK(logs(rig));
-  for (int step = 0; step < kUntilSettled; ++step) {
-    train_step(&rig.offloader());
-  }
-  CHECK_FALSE(logs(rig));
-  {
-    Rig other(planned(LeastMemory{}, &device));
-    const auto guard = Run(&other.offloader()).guard();
-    CHECK(logs(rig));
-  }
-  constexpr std::int64_t kLarger = 64 * 5;
-  CHECK(moved_by_step(rig, kLarger) > 0);
-  CHECK(rig.stats().dropped.tensors > 0);
-  const std::uint64_t dropped = rig.stats().dropped.tensors;
-  const Tensors found = train_step(&rig.offloader(), kLarger);
-  CHECK(rig.stats().dropped.tensors > dropped);
-  check_same({train_step(nullptr, kLarger), ""}, {found, ""});
 }
 
 TEST_CASE_METHOD(NoLeak, "evaluation and other graphs between do not disturb the recording") {
