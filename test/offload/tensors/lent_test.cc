@@ -60,6 +60,18 @@ struct ReturnsOutput : Function<ReturnsOutput> {
   }
 };
 
+// Saves what it computed without gradients, passes on another tensor over the same memory, and returns what it saved.
+struct ReturnsMemoryOfOutput : Function<ReturnsMemoryOfOutput> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    const at::Tensor made = x * 2;
+    context->save_for_backward({made});
+    return made.detach();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
+    return {context->get_saved_variables()[0]};
+  }
+};
+
 // Returns what it saved as the gradient of both of its inputs.
 struct ReturnsToBoth : Function<ReturnsToBoth> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& saved) {
@@ -229,6 +241,26 @@ TEST_CASE_METHOD(NoLeak, "an output that a backward returns is taken over, as pl
     write({x});
     return Tensors{x.grad(), out.detach()};
   });
+}
+
+TEST_CASE_METHOD(NoLeak, "a saved tensor that a recipe begins from is taken over, as plain autograd does") {
+  Setting setting = late();
+  setting.options.policy = recompute(Recompute::kComputeBound);
+  const Program program = [](const Run& run) {
+    Inputs in;
+    const at::Tensor x = in.leaf({8});
+    at::Tensor out;
+    at::Tensor largest;
+    {
+      const auto guard = run.guard();
+      out = ReturnsMemoryOfOutput::apply(x);
+      largest = std::get<0>(out.topk(2));  // saves indices, which are made again from `out`
+    }
+    out.sum().backward();
+    write({x});
+    return Tensors{x.grad(), out.detach(), largest.detach()};
+  };
+  expect_parity(program, setting);
 }
 
 TEST_CASE_METHOD(NoLeak, "an input of a checkpointed region is not taken over either") {
