@@ -39,20 +39,24 @@ std::uint64_t rounded_up(std::uint64_t size) {
   return (size + unit - 1) / unit * unit;
 }
 
+// A plan of a recorded step serves steps whose storages are smaller by at most one part in so many.
+constexpr std::uint64_t kSmaller = 10;
+
 // Whether the storage is the known step's at this place. Where the known step stands for steps of a size, which the
 // first storage tells, the others may be a little larger or smaller than is expected. (A kernel pads what it saves,
-// say.)
-bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepPlanner::Key& key) {
+// say.) `may_be_smaller`: kSmaller holds.
+bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepPlanner::Key& key, bool may_be_smaller) {
   const StepPlanner::Key& expected = known.signature[place];
   const auto [least, most] = std::minmax(expected.bytes, key.bytes);
   const bool is_near = place == 0 ? rounded_up(key.bytes) == expected.bytes : (most - least) * kSizes / 2 <= most;
-  return key.operation == expected.operation && (least == most || (known.records == 0 && is_near));
+  const bool is_smaller = may_be_smaller && key.bytes == least && (most - least) * kSmaller <= most;
+  return key.operation == expected.operation && (least == most || is_smaller || (known.records == 0 && is_near));
 }
 
-bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& seen) {
+bool begins_with(const StepPlanner::Known& known, const StepPlanner::Signature& seen, bool may_be_smaller) {
   std::size_t place = 0;
   return known.signature.size() >= seen.size() &&
-         std::ranges::all_of(seen, [&](const auto& key) { return is_known_at(known, place++, key); });
+         std::ranges::all_of(seen, [&](const auto& key) { return is_known_at(known, place++, key, may_be_smaller); });
 }
 
 bool tells_of_sizes(const StepPlanner::Known& known) {
@@ -99,7 +103,8 @@ void StepPlanner::begin_step() {
                                (other != nullptr && growth_of(each, *other, signature.front().bytes).is_known()));
     });
   };
-  recording_ = !too_long_ && !leaves_alone_ && (last_plan() == nullptr || (patience_ > 0 && !has_plan(wanted_)));
+  looks_for_wanted_ = patience_ > 0 && !has_plan(wanted_);
+  recording_ = !too_long_ && (looks_for_wanted_ || (!leaves_alone_ && last_plan() == nullptr));
   too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
   now_ = {};
@@ -142,6 +147,9 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
     return safe(candidate);
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
+  if (index == 0 && recording_ && looks_for_wanted_ && now_.seen->front() != wanted_.front() && choose_plan()) {
+    stop_recording();  // another step, which is known
+  }
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
@@ -210,7 +218,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   known->record = slowed(record, known->correction.slower, known->correction.more_bytes);
   known->is_warm = known->is_warm || is_warm;
   const int wanted = record.is_preliminary ? kMostRecordedSteps : kRecordedSteps;
-  const bool is_enough = ++known->records >= wanted;
+  const bool is_enough = ++known->records >= wanted || records_near(*known) > wanted;
   for (Known& each : known_) {
     const bool is_new = &each == &*known;
     if ((is_new && is_enough) || ((is_new || !planned(each)) && unlike_in_size(each) != nullptr)) {
@@ -218,6 +226,18 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
       ++revision_;
     }
   }
+}
+
+// Of steps of the structure whose sizes hardly differ: they tell nothing of other sizes.
+int StepPlanner::records_near(const Known& known) const {
+  int records = 0;
+  for (const Known& each : known_) {
+    if (each.structure == known.structure && !known.signature.empty()) {
+      const auto [least, most] = std::minmax({size_of(each), size_of(known)});
+      records += (most - least) * kSmaller <= most ? each.records : 0;
+    }
+  }
+  return records;
 }
 
 std::uint64_t StepPlanner::structure_of(const Signature& signature) {
@@ -412,23 +432,27 @@ bool StepPlanner::choose_plan() {
   const Signature& seen = *now_.seen;
   Known*& following = now_.following;
   if (following != nullptr && seen.size() <= following->signature.size() &&
-      is_known_at(*following, seen.size() - 1, seen.back())) {
+      is_known_at(*following, seen.size() - 1, seen.back(), now_.may_be_smaller)) {
     return true;
   }
-  const auto find = [&](bool is_recorded) {
-    return std::ranges::find_if(known_, [&](const Known& known) {
-      return planned(known) && (known.records > 0) == is_recorded && begins_with(known, seen);
+  const auto follow = [&](bool is_recorded, bool may_be_smaller) {
+    const auto found = std::ranges::find_if(known_, [&](const Known& known) {
+      return planned(known) && (known.records > 0) == is_recorded && begins_with(known, seen, may_be_smaller);
     });
-  };
-  auto found = find(/*is_recorded=*/true);
-  found = found == known_.end() ? find(/*is_recorded=*/false) : found;
-  if (found != known_.end()) {
+    if (found == known_.end()) {
+      return false;
+    }
     known_.splice(known_.begin(), known_, found);
     following = &known_.front();
-  } else {
-    following = make_resized();
+    now_.may_be_smaller = may_be_smaller;
+    return true;
+  };
+  if (follow(/*is_recorded=*/true, /*may_be_smaller=*/false) || follow(/*is_recorded=*/false, false)) {
+    return true;
   }
-  return following != nullptr;
+  following = make_resized();
+  now_.may_be_smaller = false;
+  return following != nullptr || follow(/*is_recorded=*/true, /*may_be_smaller=*/true);
 }
 
 // Of the recorded steps of the same structure, the one whose size differs the most. Null where there is none that tells

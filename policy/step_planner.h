@@ -141,6 +141,7 @@ class StepPlanner {
  private:
   void make_plan_of(Known& known, const Known* larger = nullptr) const;
   [[nodiscard]] const Known* a_little_larger(const Known& known) const;
+  [[nodiscard]] int records_near(const Known& known) const;
   [[nodiscard]] const Known* unlike_in_size(const Known& known) const;
   [[nodiscard]] Known* make_resized();
   void forget_oldest();
@@ -165,11 +166,12 @@ class StepPlanner {
   // The step that has begun.
   struct Step {
     std::shared_ptr<Signature> seen = std::make_shared<Signature>();
-    Known* following = nullptr;  // once the step has asked
-    bool strayed = false;        // like no plan
-    bool moves = false;          // does not keep all of its storages
-    std::uint64_t kept = 0;      // bytes
-    std::int64_t unplanned = 0;  // the bytes that storages have more than the plan's
+    Known* following = nullptr;   // once the step has asked
+    bool may_be_smaller = false;  // than what the plan is for
+    bool strayed = false;         // like no plan
+    bool moves = false;           // does not keep all of its storages
+    std::uint64_t kept = 0;       // bytes
+    std::int64_t unplanned = 0;   // the bytes that storages have more than the plan's
   };
 
   std::list<Known> known_;  // the last used comes first
@@ -180,7 +182,8 @@ class StepPlanner {
   bool recording_ = false;  // the step that has begun is recorded, and follows no plan
   std::map<std::uint64_t, std::shared_ptr<const Signature>> recorded_;  // steps whose records are yet to come
   Signature wanted_;                                                    // of the last step that strayed
-  int patience_ = 0;  // how many more steps may be recorded to find `wanted_`
+  int patience_ = 0;               // how many more steps may be recorded to find `wanted_`
+  bool looks_for_wanted_ = false;  // the step that has begun is recorded for that
 
   // Of all recorded steps: the most bytes that a step saved, and the most other memory. Zero before the first record.
   std::uint64_t most_saved_ = 0;

@@ -127,6 +127,9 @@ Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, Mana
     tell_log();
   }
   const StepPlanner::Answer answer = planner_.decide(candidate);
+  if (candidate.ordinal == 0 && step.recorder() != nullptr && !planner_.recorded_step()) {  // it is known
+    step.record_by(nullptr);
+  }
   if (answer.plan != step.plan()) {
     follow_locked(step, answer, candidate.ordinal == 0);
     tell_log();
