@@ -148,7 +148,11 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
   if (index == 0 && recording_ && looks_for_wanted_ && now_.seen->front() != wanted_.front() && choose_plan()) {
-    stop_recording();  // another step, which is known
+    if (now_.following->plan->fits) {
+      stop_recording();  // another step, which is known
+    } else {
+      now_.following = nullptr;
+    }
   }
   now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
@@ -218,13 +222,17 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   known->record = slowed(record, known->correction.slower, known->correction.more_bytes);
   known->is_warm = known->is_warm || is_warm;
   const int wanted = record.is_preliminary ? kMostRecordedSteps : kRecordedSteps;
-  const bool is_enough = ++known->records >= wanted || records_near(*known) > wanted;
+  const bool is_enough = ++known->records >= wanted;
   for (Known& each : known_) {
     const bool is_new = &each == &*known;
     if ((is_new && is_enough) || ((is_new || !planned(each)) && unlike_in_size(each) != nullptr)) {
       make_plan_of(each);
       ++revision_;
     }
+  }
+  if (!planned(*known) && records_near(*known) > wanted) {
+    make_plan_of(*known);
+    known->plan = known->plan->fits ? known->plan : nullptr;  // another record may tell of a step that takes less
   }
 }
 

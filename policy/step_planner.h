@@ -34,7 +34,11 @@ namespace ebb {
 // Steps of one structure run the same operations on other sizes. Once two of them have been recorded, the first step of
 // all not counted, a step of another size gets a plan of its own with its first storage, whose bytes are the size, from
 // what the two tell (Note [Steps of one structure]). What is found out about a plan's times and memory holds for all of
-// its structure.
+// its structure. Sizes that hardly differ tell nothing of others. A step of such a size follows the plan of a recorded
+// one that is a little larger, and a third record of such sizes is planned at once.
+//
+// After a step has strayed, the next steps are recorded to find it again, but for those that the first storage tells to
+// be another step with a plan.
 //
 // Other steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a
 // step without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most

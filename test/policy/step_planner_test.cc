@@ -571,8 +571,8 @@ TEST_CASE("a step that does not fit whole is planned, though steps between do") 
 }
 
 TEST_CASE("steps whose sizes hardly differ are planned after one more record than equal ones") {
-  StepPlanner planner = with_room_for(1500);
-  const auto step = [](std::uint64_t size) { return Step{{size, Recompute::kMemoryBound}, {size}}; };
+  StepPlanner planner = with_room_for(2500);
+  const auto step = [](std::uint64_t size) { return Step{{size, Recompute::kMemoryBound}, {size}, {size}, {size}}; };
   CHECK(run(planner, {step(980), step(990), step(970)}) == 3);
   Plans plan;
   decided(planner, step(950), &plan);

@@ -74,8 +74,9 @@ std::optional<std::string> versions_in(const std::string& error) {
   return std::regex_search(error, found, versions) ? std::optional(found.str()) : std::nullopt;
 }
 
-bool refuses_with(const Tensors& roots, const std::string& refusal) {
-  const auto refused = versions_in(refusal);
+// `same_versions`: an error that tells the same versions will do, whichever tensor it names.
+bool refuses_with(const Tensors& roots, const std::string& refusal, bool same_versions) {
+  const auto refused = same_versions ? versions_in(refusal) : std::nullopt;
   for (Node* node : nodes_behind(roots)) {
     if (!has_saves(*node)) {
       continue;
@@ -171,9 +172,18 @@ bool changes_with(Node& node, const at::Tensor& memory) {
 }  // namespace
 
 bool plain_refuses_too(const Program& program, const Outcome& expected, const Difference& refusal, c10::Device device) {
+  Tensors others;  // a recipe may begin from a save that other parts of the graph have
+  std::vector<int> ids;
   return look_at(
-      program, expected, refusal, device, [](const Interpreter&, const Instruction&) {},
-      [&](const Tensors& roots, const Instruction&) { return refuses_with(roots, refusal.error); });
+      program, expected, refusal, device,
+      [&](const Interpreter& interpreter, const Instruction& line) {
+        others = interpreter.values(ids);
+        ids.push_back(line.id);
+      },
+      [&](const Tensors& roots, const Instruction&) {
+        return refuses_with(roots, refusal.error, /*same_versions=*/true) ||
+               refuses_with(others, refusal.error, /*same_versions=*/false);
+      });
 }
 
 bool saved_memory_was_taken(const Program& program, const Outcome& expected, const Difference& refusal,
