@@ -39,8 +39,11 @@ std::uint64_t rounded_up(std::uint64_t size) {
   return (size + unit - 1) / unit * unit;
 }
 
-// A plan of a recorded step serves steps whose storages are smaller by at most one part in so many.
+// Sizes hardly differ where the smaller one is less by at most one part in so many. A plan of a recorded step serves
+// steps whose storages are hardly smaller.
 constexpr std::uint64_t kSmaller = 10;
+
+bool hardly_differ(std::uint64_t least, std::uint64_t most) { return (most - least) * kSmaller <= most; }
 
 // Whether the storage is the known step's at this place. Where the known step stands for steps of a size, which the
 // first storage tells, the others may be a little larger or smaller than is expected. (A kernel pads what it saves,
@@ -49,7 +52,7 @@ bool is_known_at(const StepPlanner::Known& known, std::size_t place, const StepP
   const StepPlanner::Key& expected = known.signature[place];
   const auto [least, most] = std::minmax(expected.bytes, key.bytes);
   const bool is_near = place == 0 ? rounded_up(key.bytes) == expected.bytes : (most - least) * kSizes / 2 <= most;
-  const bool is_smaller = may_be_smaller && key.bytes == least && (most - least) * kSmaller <= most;
+  const bool is_smaller = may_be_smaller && key.bytes == least && hardly_differ(least, most);
   return key.operation == expected.operation && (least == most || is_smaller || (known.records == 0 && is_near));
 }
 
@@ -64,7 +67,7 @@ bool tells_of_sizes(const StepPlanner::Known& known) {
          !known.signature.empty() && known.signature.front().bytes > 0;
 }
 
-double size_of(const StepPlanner::Known& known) { return static_cast<double>(known.signature.front().bytes); }
+std::uint64_t size_of(const StepPlanner::Known& known) { return known.signature.front().bytes; }
 
 Growth growth_of(const StepPlanner::Known& one, const StepPlanner::Known& other, std::uint64_t size) {
   return {one.signature.front().bytes, other.signature.front().bytes, size};
@@ -103,8 +106,7 @@ void StepPlanner::begin_step() {
                                (other != nullptr && growth_of(each, *other, signature.front().bytes).is_known()));
     });
   };
-  looks_for_wanted_ = patience_ > 0 && !has_plan(wanted_);
-  recording_ = !too_long_ && (looks_for_wanted_ || (!leaves_alone_ && last_plan() == nullptr));
+  recording_ = !too_long_ && ((patience_ > 0 && !has_plan(wanted_)) || (!leaves_alone_ && last_plan() == nullptr));
   too_long_ = false;
   patience_ = std::max(patience_ - 1, 0);
   now_ = {};
@@ -147,9 +149,10 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
     return safe(candidate);
   }
   now_.seen->push_back({candidate.bytes, std::string(candidate.operation)});
-  if (index == 0 && recording_ && looks_for_wanted_ && now_.seen->front() != wanted_.front() && choose_plan()) {
+  const bool is_other = index == 0 && recording_ && !wanted_.empty() && now_.seen->front() != wanted_.front();
+  if (is_other && choose_plan()) {
     if (now_.following->plan->fits) {
-      stop_recording();  // another step, which is known
+      stop_recording();  // the step is known
     } else {
       now_.following = nullptr;
     }
@@ -232,6 +235,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   }
   if (!planned(*known) && records_near(*known) > wanted) {
     make_plan_of(*known);
+    ++revision_;
     known->plan = known->plan->fits ? known->plan : nullptr;  // another record may tell of a step that takes less
   }
 }
@@ -242,7 +246,7 @@ int StepPlanner::records_near(const Known& known) const {
   for (const Known& each : known_) {
     if (each.structure == known.structure && !known.signature.empty()) {
       const auto [least, most] = std::minmax({size_of(each), size_of(known)});
-      records += (most - least) * kSmaller <= most ? each.records : 0;
+      records += hardly_differ(least, most) ? each.records : 0;
     }
   }
   return records;
@@ -316,14 +320,12 @@ void StepPlanner::make_plan_of(Known& known, const Known* larger) const {
 
 // The planned step of the structure whose size is the next above this one, and not far from it; null for none.
 const StepPlanner::Known* StepPlanner::a_little_larger(const Known& known) const {
-  constexpr double kMost = 1.1;
   const Known* found = nullptr;
-  double least = kMost * size_of(known);
   for (const Known& each : known_) {
-    const double size = each.structure == known.structure && planned(each) && each.plan->fits ? size_of(each) : 0;
-    if (size >= size_of(known) && size <= least) {
+    const bool may_be = each.structure == known.structure && planned(each) && each.plan->fits &&
+                        size_of(each) >= size_of(known) && hardly_differ(size_of(known), size_of(each));
+    if (may_be && (found == nullptr || size_of(each) < size_of(*found))) {
       found = &each;
-      least = size;
     }
   }
   return found;
@@ -473,7 +475,8 @@ const StepPlanner::Known* StepPlanner::unlike_in_size(const Known& known) const 
         each.record.managed_device_bytes != known.record.managed_device_bytes) {
       continue;
     }
-    const double ratio = std::max(size_of(each) / size_of(known), size_of(known) / size_of(each));
+    const auto [smaller, larger] = std::minmax({size_of(each), size_of(known)});
+    const double ratio = static_cast<double>(larger) / static_cast<double>(smaller);
     if (ratio > most && growth_of(each, known, known.signature.front().bytes).is_known()) {
       most = ratio;
       found = &each;

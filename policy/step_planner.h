@@ -186,8 +186,7 @@ class StepPlanner {
   bool recording_ = false;  // the step that has begun is recorded, and follows no plan
   std::map<std::uint64_t, std::shared_ptr<const Signature>> recorded_;  // steps whose records are yet to come
   Signature wanted_;                                                    // of the last step that strayed
-  int patience_ = 0;               // how many more steps may be recorded to find `wanted_`
-  bool looks_for_wanted_ = false;  // the step that has begun is recorded for that
+  int patience_ = 0;  // how many more steps may be recorded to find `wanted_`
 
   // Of all recorded steps: the most bytes that a step saved, and the most other memory. Zero before the first record.
   std::uint64_t most_saved_ = 0;
