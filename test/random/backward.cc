@@ -19,7 +19,7 @@ template <typename Function>
 void run_elsewhere(const Function& function) {
   std::exception_ptr thrown;
   std::thread([&] {
-    const Silence silence;
+    const ProgramThread thread;
     try {
       function();
     } catch (...) {
@@ -96,7 +96,7 @@ at::Tensor Interpreter::gradients_of(const Instruction& line, const Tensors& roo
   };
   if (twice) {
     std::thread other([&] {
-      const Silence silence;
+      const ProgramThread thread;
       try {
         call(found[1]);
       } catch (const std::exception&) {  // this thread reports it

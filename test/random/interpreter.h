@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -31,9 +32,16 @@ struct Ground {
 // Tensors without gradients that all threads of a program may read, and save, but not write.
 [[nodiscard]] Tensors make_shared_tensors(c10::Device device);
 
-// While it lives, this thread hears none of LibTorch's warnings: that create_graph makes cycles, say. finish() breaks
-// them.
-class Silence {
+// What each thread of a program has while it runs. LibTorch's warnings are not heard: that create_graph makes cycles,
+// say. finish() breaks them.
+//
+// MKL computes with one thread from the first line on. A new thread learns at::set_num_threads() only from its first
+// parallel operation of LibTorch's, which a copy of an offloader's may be; a product's bits depend on it.
+class ProgramThread {
+ public:
+  ProgramThread() { at::init_num_threads(); }
+
+ private:
   struct Handler : c10::WarningHandler {
     void process(const c10::Warning& /*warning*/) override {}
   };
@@ -93,7 +101,7 @@ class Interpreter {
   [[nodiscard]] bool is_guarded() const;
   [[nodiscard]] bool is_shared(const at::Tensor& tensor) const;
 
-  const Silence silence_;
+  const ProgramThread thread_;
   const Ground ground_;
   const Tensors& shared_;
   // Note [After a failed backward]
