@@ -17,6 +17,9 @@ constexpr std::size_t kMaxOpenRecords = 4;
 // How many of the next steps may be recorded to find one that is like a step that has strayed.
 constexpr int kPatience = 8;
 
+// How many steps do not rest after one has strayed from rest.
+constexpr int kRestless = 64;
+
 bool planned(const StepPlanner::Known& known) { return known.plan != nullptr; }
 
 // Whether the storages are of the same operations, as far as there are storages of both.
@@ -94,9 +97,12 @@ void StepPlanner::begin_step() {
   if (now_.moves && !recording_ && (now_.strayed || last_plan() == nullptr)) {
     leaves_alone_ = false;
   }
-  if (now_.strayed && now_.moves) {
+  restless_ = std::max(restless_ - 1, 0);
+  if (now_.strayed && now_.moves && now_.has_recipes) {
     wanted_ = *now_.seen;
     patience_ = kPatience;
+  } else if (now_.strayed && now_.moves) {
+    restless_ = kRestless;
   }
   keep_to_host_limit();
   const auto has_plan = [&](const Signature& signature) {
@@ -130,6 +136,85 @@ void StepPlanner::stop_recording() {
   recorded_.erase(step_);
 }
 
+void StepPlanner::looks_for_no_recipes() {
+  stop_recording();
+  now_.has_recipes = false;
+}
+
+bool StepPlanner::rests(const Candidate& candidate) {
+  const bool begins = !std::exchange(now_.has_begun, true);
+  if (!begins && !now_.rests) {
+    return false;
+  }
+  const Key key{candidate.bytes, std::string(candidate.operation)};
+  if (begins) {
+    now_.following = plan_at_rest(key);
+    now_.rests = now_.following != nullptr;
+  }
+  if (now_.rests && !goes_on_at_rest(key)) {
+    stray_from_rest();
+  }
+  now_.kept += now_.rests ? candidate.bytes : 0;
+  return now_.rests;
+}
+
+void StepPlanner::stray_from_rest() {
+  now_.rests = false;
+  now_.has_recipes = false;
+  now_.following = nullptr;
+  now_.strayed = true;
+}
+
+// The place of the next storage of the signature that autograd saves by itself.
+static std::size_t next_save(const StepPlanner::Signature& signature, std::size_t place) {
+  while (place < signature.size() && signature[place].operation == StepPlanner::kNotSaved) {
+    ++place;
+  }
+  return place;
+}
+
+// What is known of the step that may rest and begins with this storage; null for none.
+StepPlanner::Known* StepPlanner::plan_at_rest(const Key& first) {
+  if (recording_ || patience_ > 0 || restless_ > 0) {
+    return nullptr;
+  }
+  auto found = known_.end();
+  for (auto each = known_.begin(); each != known_.end(); ++each) {
+    const std::size_t place = next_save(each->signature, 0);
+    if (!planned(*each) || place == each->signature.size() || !is_known_at(*each, place, first, true)) {
+      continue;
+    }
+    const Plan& plan = *each->plan;
+    const bool keeps_all = std::ranges::all_of(plan.decisions, [](auto what) { return what == Decision::kKeep; });
+    if (!plan.fits || !keeps_all || plan.managed || !each->correction.is_checked ||
+        (found != known_.end() && found->structure != each->structure)) {
+      return nullptr;
+    }
+    found = found == known_.end() ? each : found;
+  }
+  if (found == known_.end()) {
+    return nullptr;
+  }
+  known_.splice(known_.begin(), known_, found);
+  return &known_.front();
+}
+
+// Whether the storage is one that the plan has next, or a later save of what recipes have begun from.
+bool StepPlanner::goes_on_at_rest(const Key& key) {
+  const Signature& expected = now_.following->signature;
+  const std::size_t place = next_save(expected, now_.next_at_rest);
+  if (place < expected.size() && is_known_at(*now_.following, place, key, /*may_be_smaller=*/true)) {
+    now_.next_at_rest = place + 1;
+    return !takes_more_than_planned(place, key.bytes);
+  }
+  const auto is_it = [&](const Key& each) {
+    const auto [least, most] = std::minmax(each.bytes, key.bytes);
+    return each.operation == kNotSaved && hardly_differ(least, most);
+  };
+  const auto end = expected.begin() + static_cast<std::ptrdiff_t>(now_.next_at_rest);
+  return now_.saved_later++ < std::count_if(expected.begin(), end, is_it);
+}
+
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
   const Decision decision = decision_about(candidate);
   const Known* const known = now_.following;
@@ -139,6 +224,9 @@ StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
 Decision StepPlanner::decision_about(const Candidate& candidate) {
   if (candidate.bytes < least_bytes_) {
     return Decision::kKeep;
+  }
+  if (now_.rests) {  // another thread's step
+    stray_from_rest();
   }
   const std::size_t index = now_.seen->size();
   if (index == kMostStorages) {
@@ -157,7 +245,7 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
       now_.following = nullptr;
     }
   }
-  now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned()));
+  now_.strayed = now_.strayed || (!recording_ && (!choose_plan() || takes_more_than_planned(index, candidate.bytes)));
   const bool stays = leaves_alone_ && !recording_ && !now_.moves && fits_whole(now_.kept + candidate.bytes);
   Decision decision = stays ? Decision::kKeep : safe(candidate);
   if (now_.following != nullptr) {
@@ -169,13 +257,12 @@ Decision StepPlanner::decision_about(const Candidate& candidate) {
   return decision;
 }
 
-// Adds the storage that was saved last. Whether those of the step so far are larger than is expected, by more than the
-// plan leaves of the budget.
-bool StepPlanner::takes_more_than_planned() {
-  const std::size_t place = now_.seen->size() - 1;
+// Adds a storage of the plan that is followed. Whether those of the step so far are larger than is expected, by more
+// than the plan leaves of the budget.
+bool StepPlanner::takes_more_than_planned(std::size_t place, std::uint64_t bytes) {
   const Plan& plan = *now_.following->plan;
-  now_.unplanned += static_cast<std::int64_t>(now_.seen->back().bytes) -
-                    static_cast<std::int64_t>(now_.following->signature[place].bytes);
+  now_.unplanned +=
+      static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(now_.following->signature[place].bytes);
   const bool is_more = plan.device_bytes != kUnlimited && now_.unplanned > 0 &&
                        plan.predicted.peak_bytes + static_cast<std::uint64_t>(now_.unplanned) > plan.device_bytes;
   now_.following = is_more ? nullptr : now_.following;
@@ -227,6 +314,7 @@ void StepPlanner::learn(std::uint64_t step, const StepRecord& record) {
   const int wanted = record.is_preliminary ? kMostRecordedSteps : kRecordedSteps;
   const bool is_enough = ++known->records >= wanted;
   for (Known& each : known_) {
+    each.correction.is_checked = each.correction.is_checked && each.structure != known->structure;
     const bool is_new = &each == &*known;
     if ((is_new && is_enough) || ((is_new || !planned(each)) && unlike_in_size(each) != nullptr)) {
       make_plan_of(each);
@@ -276,7 +364,9 @@ void StepPlanner::forget_oldest() {
 }
 
 void StepPlanner::forget_plans() {
-  if (std::exchange(now_.following, nullptr) != nullptr) {
+  if (now_.rests) {
+    stray_from_rest();
+  } else if (std::exchange(now_.following, nullptr) != nullptr) {
     now_.strayed = true;
   }
   known_.clear();
@@ -358,6 +448,7 @@ bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
     return false;
   }
   Known corrected = *known;
+  corrected.correction.is_checked = false;
   const bool times_differ = known->correction.of_times < kCorrections && correct_times(corrected, end_ms, cost.ms);
   const auto* const budget = std::get_if<DeviceBytes>(&goal_);
   const bool is_over = budget != nullptr && corrected.plan->fits && cost.peak_bytes > budget->bytes;
@@ -379,6 +470,9 @@ bool StepPlanner::correct(const std::shared_ptr<const Plan>& plan, double end_ms
       put_corrected(*known, std::move(corrected));
       return true;
     }
+  }
+  for (Known& each : known_) {
+    each.correction.is_checked = each.structure == known->structure ? !is_over : each.correction.is_checked;
   }
   return false;
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "policy/budget.h"
@@ -39,6 +40,11 @@ namespace ebb {
 //
 // After a step has strayed, the next steps are recorded to find it again, but for those that the first storage tells to
 // be another step with a plan.
+//
+// Where all fits, recipes need not be known. A step rests if all plans that it may be going to follow are of one
+// structure and keep everything, and a step of that structure was measured and kept to the budget. At rest the saves of
+// autograd alone are compared with the plan, without what recipes begin from. A step that strays then tells too little
+// to be looked for, so the next steps do not rest.
 //
 // Other steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a
 // step without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most
@@ -74,6 +80,16 @@ class StepPlanner {
     std::uint64_t revision = 0;   // another where plans were made again for another reason than correct()
   };
   [[nodiscard]] Answer decide(const Candidate& candidate);
+
+  // Whether the step rests, and so keeps the storage. To be called for each storage that autograd saves, and decide()
+  // only where the result is false, which the result then is for the rest of the step.
+  [[nodiscard]] bool rests(const Candidate& candidate);
+
+  // Notes that no recipes are looked for in the step that has begun: its record would say too little.
+  void looks_for_no_recipes();
+
+  // The operation of a storage that autograd does not save: what recipes begin from.
+  static constexpr std::string_view kNotSaved = "(not saved by autograd)";
 
   // The most storages of a step that is recorded or planned. A step may have no end: while one save lives, all forward
   // passes without a backward belong to the save's step.
@@ -120,6 +136,7 @@ class StepPlanner {
   struct Correction {
     int of_times = 0;  // how often
     int of_memory = 0;
+    bool is_checked = false;      // a step that followed a plan was measured, and kept to the budget
     double slower = 1;            // the factor for all times
     std::int64_t more_bytes = 0;  // of other memory
     double copy_slowdown = 1;     // the factor by which copies are slower than measured
@@ -156,8 +173,11 @@ class StepPlanner {
   [[nodiscard]] double slowdown_that_explains(const Known& known, double step_ms) const;
   [[nodiscard]] Decision decision_about(const Candidate& candidate);
   [[nodiscard]] bool choose_plan();
-  [[nodiscard]] bool takes_more_than_planned();
+  [[nodiscard]] bool takes_more_than_planned(std::size_t place, std::uint64_t bytes);
   [[nodiscard]] bool fits_whole(std::uint64_t saved_bytes) const;
+  [[nodiscard]] Known* plan_at_rest(const Key& first);
+  [[nodiscard]] bool goes_on_at_rest(const Key& key);
+  void stray_from_rest();
   void stop_recording();
 
   const Goal goal_;
@@ -176,6 +196,11 @@ class StepPlanner {
     bool moves = false;           // does not keep all of its storages
     std::uint64_t kept = 0;       // bytes
     std::int64_t unplanned = 0;   // the bytes that storages have more than the plan's
+    bool has_begun = false;       // rests() was asked
+    bool rests = false;
+    bool has_recipes = true;       // `seen` has what recipes begin from
+    std::size_t next_at_rest = 0;  // place in the signature
+    std::int64_t saved_later = 0;  // at rest, how many storages that recipes begin from autograd has saved
   };
 
   std::list<Known> known_;  // the last used comes first
@@ -187,6 +212,7 @@ class StepPlanner {
   std::map<std::uint64_t, std::shared_ptr<const Signature>> recorded_;  // steps whose records are yet to come
   Signature wanted_;                                                    // of the last step that strayed
   int patience_ = 0;  // how many more steps may be recorded to find `wanted_`
+  int restless_ = 0;  // how many more steps do not rest
 
   // Of all recorded steps: the most bytes that a step saved, and the most other memory. Zero before the first record.
   std::uint64_t most_saved_ = 0;

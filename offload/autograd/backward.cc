@@ -57,6 +57,9 @@ void Backward::Pass::begin() {
 }
 
 Backward::~Backward() {
+  if (!in_backward()) {
+    OperationLog::wake();
+  }
   if (OperationLog* const log = OperationLog::here(); log != nullptr && !in_backward() && !log->is_open()) {
     log->forget();
   }

@@ -114,25 +114,34 @@ Decision PlanFollower::decide(Candidate& candidate, const c10::Storage& storage,
   return decision;
 }
 
+bool PlanFollower::rests(const Candidate& candidate, SavedStep& step, bool has_recipes) {
+  const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
+  const bool begins = step.begin();
+  if (begins) {
+    begin_step_locked(step, managed.get());
+    begun_ = &step;
+  }
+  const bool rests = begun_ == &step && planner_.rests(candidate);
+  if (begins && !rests && !has_recipes) {
+    planner_.looks_for_no_recipes();
+  }
+  unlike_ = rests ? 0 : unlike_;
+  return rests;
+}
+
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();
-  const auto tell_log = [&] {
-    if (managed != nullptr) {
-      managed->log()->record_by(step.recorder());
-    }
-  };
-  if (candidate.ordinal == 0) {
-    begin_step_locked(step, managed);
-    tell_log();
-  }
   const StepPlanner::Answer answer = planner_.decide(candidate);
   if (candidate.ordinal == 0 && step.recorder() != nullptr && !planner_.recorded_step()) {  // it is known
     step.record_by(nullptr);
   }
   if (answer.plan != step.plan()) {
     follow_locked(step, answer, candidate.ordinal == 0);
-    tell_log();
+    if (managed != nullptr) {
+      managed->log()->record_by(step.recorder());
+    }
   }
   if (managed != nullptr && bound_by_ != answer.plan) {
     set_bound_locked(*managed, answer.plan);
@@ -161,9 +170,13 @@ void PlanFollower::begin_step_locked(SavedStep& step, ManagedSet* managed) {
   }
   step.record_by(recorded ? make_recorder(*recorded) : nullptr);
   step.follow(nullptr);
-  if (managed != nullptr && !in_backward()) {  // a backward pass that saves is of the period that it began in
+  if (managed == nullptr) {
+    return;
+  }
+  if (!in_backward()) {  // a backward pass that saves is of the period that it began in
     managed->log()->step_begins();
   }
+  managed->log()->record_by(step.recorder());
 }
 
 // Has the second step recorded that follows a plan of its structure from the beginning. A step that has strayed from

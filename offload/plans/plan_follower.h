@@ -48,6 +48,11 @@ class PlanFollower {
 
   [[nodiscard]] ShardedLeaves& leaves() { return leaves_; }
 
+  // Begins the step with the first storage. Whether the step rests, and so keeps the storage, as StepPlanner::rests().
+  // To be called for each storage that autograd saves, and decide() only where the result is false. `has_recipes`: the
+  // thread's log has not been at rest since the step began.
+  [[nodiscard]] bool rests(const Candidate& candidate, SavedStep& step, bool has_recipes);
+
   // As Decider::decide, for a candidate whose ordinal is not known yet. `is_for_recipes`: as in StepRecorder::saved.
   [[nodiscard]] Decision decide(Candidate& candidate, const c10::Storage& storage, SavedStorage& saved, SavedStep& step,
                                 const Recipe* recipe, bool is_for_recipes = false);
@@ -113,6 +118,7 @@ class PlanFollower {
   int unlike_ EBB_GUARDED_BY(mutex_) = 0;      // recorded steps in a row after which no plan was followed
   bool warned_ EBB_GUARDED_BY(mutex_) = false;
   bool warned_of_long_step_ EBB_GUARDED_BY(mutex_) = false;
+  const SavedStep* begun_ EBB_GUARDED_BY(mutex_) = nullptr;      // the step that began last; may be gone
   std::weak_ptr<ManagedSet> managed_ EBB_GUARDED_BY(mutex_);     // whose bound plans set; null for none
   std::shared_ptr<const Plan> bound_by_ EBB_GUARDED_BY(mutex_);  // the plan that set the bound; null: none
   std::atomic<std::uint64_t> first_divisor_{4};                  // of the budget, for first_managed_bytes()

@@ -133,8 +133,14 @@ class OperationLog {
   OperationLog(const OperationLog&) = delete;
   OperationLog& operator=(const OperationLog&) = delete;
 
-  // The calling thread's log; null where none of its guards logs.
-  [[nodiscard]] static OperationLog* here() { return here_; }
+  // The calling thread's log; null where none of its guards logs, and at rest.
+  [[nodiscard]] static OperationLog* here() { return is_at_rest() ? nullptr : here_; }
+
+  // Has the calling thread's log forget everything. Operations are logged again from wake() or the next scope on.
+  // Nothing happens in an open entry, or where several scopes live: each may need the log.
+  static void rest();
+  static void wake();
+  [[nodiscard]] static bool is_at_rest() { return here_ != nullptr && here_->rests_; }
 
   // Has the calling thread's operations logged for as long as one of these lives on the thread.
   class Scope {
@@ -146,6 +152,7 @@ class OperationLog {
 
    private:
     const std::shared_ptr<OperationLog> log_;
+    bool began_at_rest_ = false;
   };
 
   // While one lives, no operation of the thread is logged, or even looked at for the log. So a function is compiled as
@@ -247,6 +254,7 @@ class OperationLog {
 
   std::atomic<int> scopes_{0};
   bool is_open_ = false;
+  bool rests_ = false;
   const Written* written_now_ = nullptr;  // by the call of the open entry
   std::uint64_t first_operation_ = 0;     // of those that the log still has
   ValueId first_value_ = 0;

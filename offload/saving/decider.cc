@@ -53,7 +53,6 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr
     };
     return decide_as_asked(value, *asked, saved, find, save_value);
   }
-  Found found = find_recipe(tensor, step, make_recipe, save_value);
   Candidate candidate{.bytes = tensor.storage().nbytes(), .operation = {}};
   std::string operation;
   if (needs_operation_) {
@@ -64,6 +63,11 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr
     }
     candidate.operation = operation;
   }
+  if (plans_ != nullptr && plans_->rests(candidate, step, /*has_recipes=*/!OperationLog::is_at_rest())) {
+    OperationLog::rest();
+    return {.decision = Decision::kKeep, .found = {}};
+  }
+  Found found = find_recipe(tensor, step, make_recipe, save_value);
   const Decision decision = decide_about(candidate, found, tensor.storage(), *saved, step, /*is_for_recipes=*/false);
   return {decision, std::move(found)};
 }
@@ -77,7 +81,7 @@ Decider::Decided Decider::decide_about_value(const LogRecipe::Root& root, const 
     return decide_as_asked(root.value, *asked, saved, find, save_value);
   }
   Found found = may_be_made ? believed(find(), place, save_value) : Found();
-  Candidate candidate{.bytes = root.storage.nbytes(), .operation = "(not saved by autograd)"};
+  Candidate candidate{.bytes = root.storage.nbytes(), .operation = StepPlanner::kNotSaved};
   const Decision decision = decide_about(candidate, found, root.storage, *saved, step, /*is_for_recipes=*/true);
   log.asked(root.value, {.pass = step.pass(),
                          .saved = saved,

@@ -24,6 +24,11 @@ SavedStep::~SavedStep() {
   }
 }
 
+bool SavedStep::begin() {
+  const MutexLock lock(mutex_);
+  return !std::exchange(has_begun_, true);
+}
+
 std::uint64_t SavedStep::next_candidate() {
   const MutexLock lock(mutex_);
   return candidates_++;
@@ -52,6 +57,7 @@ void SavedStep::ended(std::optional<Gone> gone) {
   const MutexLock lock(mutex_);
   --alive_;
   if (alive_ == 0 && !in_use_) {
+    has_begun_ = false;
     candidates_ = 0;
     searches_ = 0;
     pass_.reset();

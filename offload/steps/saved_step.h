@@ -48,7 +48,10 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   SavedStep(const SavedStep&) = delete;
   SavedStep& operator=(const SavedStep&) = delete;
 
-  // Returns the ordinal of the next candidate and counts it; 0 begins a step.
+  // Begins the step, if nothing of it has been decided about. Returns whether that was so.
+  [[nodiscard]] bool begin();
+
+  // Returns the ordinal of the next candidate and counts it.
   [[nodiscard]] std::uint64_t next_candidate();
 
   // Counts the searches for recipes in the same way.
@@ -156,6 +159,7 @@ class SavedStep : public std::enable_shared_from_this<SavedStep> {
   std::atomic<bool> is_prefetching_{false};  // at most one thread does
 
   Mutex mutex_;
+  bool has_begun_ EBB_GUARDED_BY(mutex_) = false;
   std::uint64_t candidates_ EBB_GUARDED_BY(mutex_) = 0;
   std::uint64_t searches_ EBB_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const void> pass_ EBB_GUARDED_BY(mutex_);

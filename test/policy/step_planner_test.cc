@@ -309,6 +309,119 @@ TEST_CASE("once two sizes are known, steps of other sizes follow plans of their 
   CHECK(plan->predicted.kept_bytes == 100 + tokens + 2 * tokens - 1 + tokens * tokens);
 }
 
+// Begins a step and gives it its first storage.
+bool rests(StepPlanner& planner, const Candidate& first) {
+  planner.begin_step();
+  return planner.rests(first);
+}
+
+constexpr Candidate kTen{.bytes = 10, .operation = "MmBackward0"};
+
+TEST_CASE("a step rests whose plan keeps everything, once one was measured and kept to the budget") {
+  StepPlanner planner = with_room_for(25);
+  const std::shared_ptr<const Plan> plan = tight_plan(planner);
+  CHECK_FALSE(rests(planner, kTen));
+  planner.correct(plan, 80, {80, 27});
+  CHECK_FALSE(rests(planner, kTen));  // the plan that was made for that moves one
+  StepPlanner other = with_room_for(25);
+  other.correct(tight_plan(other), 80, {80, 25});
+  CHECK(rests(other, kTen));
+  CHECK(other.rests(kTen));
+  CHECK_FALSE(rests(other, {.bytes = 12, .operation = "MmBackward0"}));
+  CHECK_FALSE(rests(other, {.bytes = 10, .operation = "AddmmBackward0"}));
+  CHECK(rests(other, kTen));
+  other.forget_plans();
+  CHECK_FALSE(other.rests(kTen));
+}
+
+TEST_CASE("a step strays from rest where it saves something else, and is planned beside the other") {
+  StepPlanner planner = with_room_for(25);
+  planner.correct(tight_plan(planner), 80, {80, 25});
+  const Step other{{10}, {17, Recompute::kNo, "SinBackward0"}, {10}};
+  REQUIRE(rests(planner, kTen));
+  CHECK_FALSE(planner.rests({.bytes = 17, .operation = "SinBackward0"}));
+  CHECK(planner.decide({.bytes = 17, .operation = "SinBackward0"}).decision == kOffload);
+  CHECK_FALSE(planner.rests(kTen));
+  CHECK_FALSE(rests(planner, kTen));  // such a step may come again
+  CHECK(decided(planner, other) == std::vector{kKeep, kOffload, kOffload});
+  teach(planner, other);
+  Plans plan;
+  decided(planner, other, &plan);
+  CHECK(plan != nullptr);
+  CHECK_FALSE(rests(planner, kTen));  // of two plans, one moves
+}
+
+TEST_CASE("steps rest again, long after one has strayed from rest") {
+  StepPlanner planner = with_room_for(25);
+  planner.correct(tight_plan(planner), 80, {80, 25});
+  REQUIRE(rests(planner, kTen));
+  REQUIRE(planner.rests(kTen));
+  CHECK_FALSE(planner.rests(kTen));
+  static_cast<void>(planner.decide(kTen));
+  int steps = 0;
+  while (!rests(planner, kTen)) {
+    static_cast<void>(planner.decide(kTen));
+    REQUIRE(++steps < 1000);
+  }
+  CHECK(steps > 8);
+}
+
+TEST_CASE("a step of a size that was never recorded rests, too") {
+  StepPlanner planner = taught_sizes(1000);
+  Plans plan;
+  decided(planner, over(15), &plan);
+  REQUIRE(plan != nullptr);
+  CHECK_FALSE(rests(planner, {.bytes = 15, .operation = "MmBackward0"}));
+  planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  CHECK(rests(planner, {.bytes = 15, .operation = "MmBackward0"}));
+  decided(planner, over(19));
+  CHECK(rests(planner, {.bytes = 19, .operation = "MmBackward0"}));
+}
+
+TEST_CASE("at rest a step need not save what recipes begin from, or may save it later") {
+  StepPlanner planner = with_room_for(1000);
+  const Step step{{.bytes = 5, .operation = std::string(StepPlanner::kNotSaved)}, {10}, {20}};
+  teach(planner, step);
+  Plans plan;
+  decided(planner, step, &plan);
+  REQUIRE(plan != nullptr);
+  planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  const Candidate value{.bytes = 5, .operation = "MmBackward0"};
+  const Candidate twenty{.bytes = 20, .operation = "MmBackward0"};
+  CHECK_FALSE(rests(planner, value));
+  REQUIRE(rests(planner, kTen));
+  CHECK(planner.rests(value));
+  CHECK(planner.rests(twenty));
+  CHECK_FALSE(planner.rests(value));
+}
+
+TEST_CASE("steps of two structures that begin alike do not rest") {
+  StepPlanner planner = with_room_for(1000);
+  for (const Step& step : {Step{{10}, {20}}, Step{{10}, {30, Recompute::kNo, "SinBackward0"}}}) {
+    if (planner.last_plan() != nullptr) {
+      decided(planner, step);  // which strays
+    }
+    teach(planner, step, kNearlyAll);
+    Plans plan;
+    CHECK(decided(planner, step, &plan) == std::vector(2, kKeep));
+    REQUIRE(plan != nullptr);
+    planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  }
+  CHECK_FALSE(rests(planner, kTen));
+}
+
+TEST_CASE("nothing is learned of a step that looks for no recipes") {
+  StepPlanner planner = with_room_for(1000);
+  planner.begin_step();
+  REQUIRE(planner.recorded_step());
+  CHECK_FALSE(planner.rests(kTen));
+  planner.looks_for_no_recipes();
+  CHECK(planner.recorded_step() == std::nullopt);
+  static_cast<void>(planner.decide(kTen));
+  planner.begin_step();
+  CHECK(planner.recorded_step());
+}
+
 TEST_CASE("steps of one structure have one number, and others have another") {
   StepPlanner planner = taught_sizes(1000);
   const auto structure = [&](const Storage& first, const Storage& second) {

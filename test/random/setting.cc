@@ -74,11 +74,13 @@ std::shared_ptr<Policy> make_policy(const Setting& setting) {
 // Of a device that gives figures at random: what is planned with them may be bad, and must not be wrong.
 void set_budget(Options& options, std::uint64_t seed) {
   auto random = std::make_shared<Random>(seed, 1);
-  const std::size_t goal = random->below(4);
+  const std::size_t goal = random->below(5);
   if (goal == 0) {
     options.device_budget = LeastMemory{};
   } else if (goal == 1) {
     options.device_budget = Slowdown{0.1 * static_cast<double>(random->below(20))};
+  } else if (goal == 2) {
+    options.device_budget = DeviceBytes{std::uint64_t{1} << 40};
   } else {
     options.device_budget = DeviceBytes{1 + random->below(std::size_t{1} << (8 + random->below(12)))};
   }
@@ -135,7 +137,7 @@ Setting random_setting(Random& random, c10::Device device) {
     setting.evict_percent = 1 + random.below(40);
   }
   if (setting.policy == Choice::kPlan) {
-    setting.passes += 3;
+    setting.passes += random.percent(80) ? 3 : 8;  // steps that fit rest once one was measured
   } else if (setting.policy == Choice::kRecompute || setting.policy == Choice::kAnything) {
     ++setting.passes;  // the first one proves recipes
   }

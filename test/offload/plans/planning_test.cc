@@ -2,6 +2,7 @@
 // what this binary's allocator of CPU tensors has handed out.
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "offload/recompute/operation_log.h"
 #include "test/offload/plans/planning_rig.h"
 
 namespace ebb {
@@ -33,6 +35,65 @@ TEST_CASE_METHOD(NoLeak, "a step that fits is recorded twice, and then nothing i
   REQUIRE(rig.offloader().plan_report());
   CHECK(rig.offloader().plan_report()->fits);
   CHECK(rig.offloader().plan_report()->predicted.offloaded_bytes == 0);
+}
+
+// Recipes begin from y, and autograd saves it later.
+at::Tensor gated_network(Inputs& in) {
+  at::Tensor x = in.activation({64, 64});
+  for (int i = 0; i < kLayers; ++i) {
+    const at::Tensor y = x.matmul(in.leaf({64, 64})) + x;
+    x = y * y.sigmoid();
+  }
+  return in.loss(x);
+}
+
+// Of a step: its gradients, and whether its operations were logged when it began, in its middle, and when it ended.
+struct Watched {
+  Tensors gradients;
+  std::array<bool, 3> logged{};
+};
+
+Watched watched_step(Offloader* offloader, const std::function<at::Tensor(Inputs&)>& forward) {
+  Watched found;
+  Inputs in;
+  const Run run(offloader);
+  const auto guard = run.guard();
+  const auto look = [&](std::size_t i) { found.logged.at(i) = OperationLog::here() != nullptr; };
+  look(0);
+  const at::Tensor loss = forward(in);
+  look(1);
+  loss.backward();
+  look(2);
+  found.gradients = in.gradients();
+  return found;
+}
+
+TEST_CASE_METHOD(NoLeak, "once a plan keeps everything, a step is logged up to its first save") {
+  const auto forward =
+      GENERATE(std::function<at::Tensor(Inputs&)>(gated_network), [](Inputs& in) { return network(in); });
+  MeteredDevice device;
+  Rig rig(planned(DeviceBytes{std::uint64_t{1} << 40}, &device));
+  const Watched plain = watched_step(nullptr, forward);
+  for (int step = 0; step < kUntilSettled; ++step) {
+    watched_step(&rig.offloader(), forward);
+  }
+  const std::uint64_t before = moved(rig);
+  for (int step = 0; step < 3; ++step) {
+    const Watched found = watched_step(&rig.offloader(), forward);
+    CHECK(found.logged == std::array{true, false, true});
+    check_same({plain.gradients, ""}, {found.gradients, ""});
+  }
+  CHECK(moved(rig) == before);
+}
+
+TEST_CASE_METHOD(NoLeak, "a plan that moves something is followed with the operations logged") {
+  MeteredDevice device;
+  Rig rig(planned(DeviceBytes{between(device, 0.8)}, &device));
+  for (int step = 0; step < kUntilSettled; ++step) {
+    train_step(&rig.offloader());
+  }
+  const Watched found = watched_step(&rig.offloader(), [](Inputs& in) { return network(in); });
+  CHECK(found.logged == std::array{true, true, true});
 }
 
 TEST_CASE_METHOD(NoLeak, "device memory stays within the budget in every step that follows a plan") {
