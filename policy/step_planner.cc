@@ -175,7 +175,7 @@ static std::size_t next_save(const StepPlanner::Signature& signature, std::size_
 
 // What is known of the step that may rest and begins with this storage; null for none.
 StepPlanner::Known* StepPlanner::plan_at_rest(const Key& first) {
-  if (recording_ || patience_ > 0 || restless_ > 0) {
+  if (recording_ || restless_ > 0) {
     return nullptr;
   }
   auto found = known_.end();

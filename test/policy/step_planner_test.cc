@@ -330,6 +330,10 @@ TEST_CASE("a step rests whose plan keeps everything, once one was measured and k
   CHECK_FALSE(rests(other, {.bytes = 12, .operation = "MmBackward0"}));
   CHECK_FALSE(rests(other, {.bytes = 10, .operation = "AddmmBackward0"}));
   CHECK(rests(other, kTen));
+  other.correct(other.last_plan()->plan, 80, {80, 1000});  // no plan would fit
+  CHECK_FALSE(rests(other, kTen));
+  other.correct(other.last_plan()->plan, 80, {80, 25});
+  CHECK(rests(other, kTen));
   other.forget_plans();
   CHECK_FALSE(other.rests(kTen));
 }
@@ -376,6 +380,13 @@ TEST_CASE("a step of a size that was never recorded rests, too") {
   CHECK(rests(planner, {.bytes = 15, .operation = "MmBackward0"}));
   decided(planner, over(19));
   CHECK(rests(planner, {.bytes = 19, .operation = "MmBackward0"}));
+  decided(planner, {{40}, {50}});
+  record(planner, over(40), 990);  // which tells more of the structure
+  constexpr int kLongAfter = 20;
+  for (int i = 0; i < kLongAfter; ++i) {
+    decided(planner, over(19));
+  }
+  CHECK_FALSE(rests(planner, {.bytes = 19, .operation = "MmBackward0"}));
 }
 
 TEST_CASE("at rest a step need not save what recipes begin from, or may save it later") {
@@ -407,6 +418,18 @@ TEST_CASE("steps of two structures that begin alike do not rest") {
     REQUIRE(plan != nullptr);
     planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
   }
+  constexpr int kLongAfter = 20;
+  for (int i = 0; i < kLongAfter; ++i) {
+    decided(planner, {{10}, {20}});
+    CHECK_FALSE(rests(planner, kTen));
+    decided(planner, {{10}, {30, Recompute::kNo, "SinBackward0"}});
+  }
+}
+
+TEST_CASE("a step that is to be recorded does not rest") {
+  StepPlanner planner = with_room_for(25);
+  planner.correct(tight_plan(planner), 80, {80, 25});
+  decided(planner, {{10}, {17, Recompute::kNo, "SinBackward0"}});  // it strays
   CHECK_FALSE(rests(planner, kTen));
 }
 
@@ -569,6 +592,15 @@ TEST_CASE("a step whose storages are larger than is expected strays before the b
   Plans plan;
   decided(planner, {{4600}, {46'000}, {46'000}}, &plan);
   REQUIRE(plan != nullptr);
+  const auto last_rests = [&](std::uint64_t bytes) {
+    planner.begin_step();
+    return planner.rests({.bytes = 4600, .operation = "MmBackward0"}) &&
+           planner.rests({.bytes = bytes, .operation = "MmBackward0"}) &&
+           planner.rests({.bytes = bytes, .operation = "MmBackward0"});
+  };
+  planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  CHECK(last_rests(46'000));
+  CHECK_FALSE(last_rests(48'000));
   decided(planner, {{4600}, {48'000}, {48'000}}, &plan);
   CHECK(plan == nullptr);
 }
