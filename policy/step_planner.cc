@@ -207,12 +207,19 @@ bool StepPlanner::goes_on_at_rest(const Key& key) {
     now_.next_at_rest = place + 1;
     return !takes_more_than_planned(place, key.bytes);
   }
-  const auto is_it = [&](const Key& each) {
-    const auto [least, most] = std::minmax(each.bytes, key.bytes);
-    return each.operation == kNotSaved && hardly_differ(least, most);
+  const auto is_it = [&](std::uint64_t each) {
+    const auto [least, most] = std::minmax(expected[each].bytes, key.bytes);
+    return each < now_.next_at_rest && hardly_differ(least, most);
   };
-  const auto end = expected.begin() + static_cast<std::ptrdiff_t>(now_.next_at_rest);
-  return now_.saved_later++ < std::count_if(expected.begin(), end, is_it);
+  return now_.saved_later++ < std::ranges::count_if(now_.following->saved_later, is_it);
+}
+
+void StepPlanner::saved_later(std::uint64_t ordinal) {
+  Known* const known = now_.following;
+  if (known != nullptr && ordinal < known->signature.size() &&
+      std::ranges::find(known->saved_later, ordinal) == known->saved_later.end()) {
+    known->saved_later.push_back(ordinal);
+  }
 }
 
 StepPlanner::Answer StepPlanner::decide(const Candidate& candidate) {
@@ -592,6 +599,7 @@ StepPlanner::Known* StepPlanner::make_resized() {
     Known made;
     made.signature = one.signature;
     made.structure = one.structure;
+    made.saved_later = one.saved_later;
     made.correction = one.correction;
     for (std::size_t i = 0; i < made.signature.size(); ++i) {
       made.signature[i].bytes = growth.bytes(one.signature[i].bytes, other->signature[i].bytes);

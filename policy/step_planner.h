@@ -85,6 +85,9 @@ class StepPlanner {
   // only where the result is false, which the result then is for the rest of the step.
   [[nodiscard]] bool rests(const Candidate& candidate);
 
+  // Notes that autograd saves what recipes have begun from, a candidate of the present step that was decided about.
+  void saved_later(std::uint64_t ordinal);
+
   // Notes that no recipes are looked for in the step that has begun: its record would say too little.
   void looks_for_no_recipes();
 
@@ -146,11 +149,12 @@ class StepPlanner {
   struct Known {
     Signature signature;
     std::uint64_t structure = 0;
-    int records = 0;                     // 0: the record is made from those of two other steps of the structure
-    bool is_warm = false;                // the record is not that of the first recorded step
-    StepRecord record{};                 // of the last recorded step, with times as corrected
-    Correction correction{};             // of the record, and of the structure's others
-    std::shared_ptr<const Plan> plan{};  // null until there are enough records
+    std::vector<std::uint64_t> saved_later{};  // places in the signature, as saved_later() has told
+    int records = 0;                           // 0: the record is made from those of two other steps of the structure
+    bool is_warm = false;                      // the record is not that of the first recorded step
+    StepRecord record{};                       // of the last recorded step, with times as corrected
+    Correction correction{};                   // of the record, and of the structure's others
+    std::shared_ptr<const Plan> plan{};        // null until there are enough records
   };
 
   // The plan that was followed or made last, with what the plan was made from; null if there is no plan yet.

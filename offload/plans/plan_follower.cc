@@ -130,6 +130,11 @@ bool PlanFollower::rests(const Candidate& candidate, SavedStep& step, bool has_r
   return rests;
 }
 
+void PlanFollower::saved_later(std::uint64_t ordinal) {
+  const MutexLock lock(mutex_);
+  planner_.saved_later(ordinal);
+}
+
 // Gives the candidate its ordinal, and has the step follow the plan that the decision comes from.
 Decision PlanFollower::decide_locked(Candidate& candidate, SavedStep& step, ManagedSet* managed) {
   candidate.ordinal = step.next_candidate();

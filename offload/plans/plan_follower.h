@@ -53,6 +53,9 @@ class PlanFollower {
   // thread's log has not been at rest since the step began.
   [[nodiscard]] bool rests(const Candidate& candidate, SavedStep& step, bool has_recipes);
 
+  // As StepPlanner's.
+  void saved_later(std::uint64_t ordinal);
+
   // As Decider::decide, for a candidate whose ordinal is not known yet. `is_for_recipes`: as in StepRecorder::saved.
   [[nodiscard]] Decision decide(Candidate& candidate, const c10::Storage& storage, SavedStorage& saved, SavedStep& step,
                                 const Recipe* recipe, bool is_for_recipes = false);

@@ -161,9 +161,8 @@ OperationLog::Scope::Scope()
       }()) {
   if (log_->scopes_++ == 0) {
     log_->forget();
-    log_->rests_ = false;
   }
-  began_at_rest_ = std::exchange(log_->rests_, false);
+  log_->rests_ = false;
   if (!log_->is_open()) {
     include_key(true);
   }
@@ -174,8 +173,6 @@ OperationLog::Scope::~Scope() {
   if (--log_->scopes_ == 0 && log_ == of_thread.log) {  // else the thread's next operation finds out
     log_->forget();
     stop_here();
-  } else if (began_at_rest_ && log_ == of_thread.log) {  // the thread's dispatch keys may be put back as they were then
-    log_->forget();
   }
 }
 
@@ -183,14 +180,12 @@ void OperationLog::rest() {
   if (here_ != nullptr && !here_->rests_ && here_->scopes_ == 1 && !here_->is_open()) {
     here_->forget();  // what is not seen from now on
     here_->rests_ = true;
-    include_key(false);
   }
 }
 
 void OperationLog::wake() {
-  if (here_ != nullptr && !here_->is_open()) {
+  if (here_ != nullptr) {
     here_->rests_ = false;
-    include_key(here_->has_scope());
   }
 }
 

@@ -152,7 +152,6 @@ class OperationLog {
 
    private:
     const std::shared_ptr<OperationLog> log_;
-    bool began_at_rest_ = false;
   };
 
   // While one lives, no operation of the thread is logged, or even looked at for the log. So a function is compiled as

@@ -47,6 +47,9 @@ Decider::Decided Decider::decide(const at::Tensor& tensor, const std::shared_ptr
   const OperationLog* const log = OperationLog::here();
   const ValueId value = log == nullptr ? kNoValue : log->value_of(tensor);
   if (const auto asked = log == nullptr ? std::nullopt : log->asked_about(value, step)) {
+    if (plans_ != nullptr) {
+      plans_->saved_later(asked->ordinal);
+    }
     const auto find = [&] {
       const bool may_be_made = make_recipe == nullptr && log->sees() && !in_backward();
       return may_be_made ? LogRecipe::find(*log, tensor, least_bytes_) : nullptr;

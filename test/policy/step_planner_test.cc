@@ -397,6 +397,8 @@ TEST_CASE("at rest a step need not save what recipes begin from, or may save it 
   decided(planner, step, &plan);
   REQUIRE(plan != nullptr);
   planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  decided(planner, step);
+  planner.saved_later(0);
   const Candidate value{.bytes = 5, .operation = "MmBackward0"};
   const Candidate twenty{.bytes = 20, .operation = "MmBackward0"};
   CHECK_FALSE(rests(planner, value));
@@ -404,6 +406,18 @@ TEST_CASE("at rest a step need not save what recipes begin from, or may save it 
   CHECK(planner.rests(value));
   CHECK(planner.rests(twenty));
   CHECK_FALSE(planner.rests(value));
+}
+
+TEST_CASE("at rest a step may not save more than the plan has, whatever recipes begin from") {
+  StepPlanner planner = with_room_for(1000);
+  const Step step{{.bytes = 10, .operation = std::string(StepPlanner::kNotSaved)}, {10}};
+  teach(planner, step);
+  Plans plan;
+  decided(planner, step, &plan);
+  REQUIRE(plan != nullptr);
+  planner.correct(plan, planner.last_plan()->record.end_ms, {plan->predicted.step_ms, plan->predicted.peak_bytes});
+  REQUIRE(rests(planner, kTen));
+  CHECK_FALSE(planner.rests(kTen));
 }
 
 TEST_CASE("steps of two structures that begin alike do not rest") {
