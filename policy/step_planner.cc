@@ -149,7 +149,7 @@ bool StepPlanner::rests(const Candidate& candidate) {
   const Key key{candidate.bytes, std::string(candidate.operation)};
   if (begins) {
     now_.following = plan_at_rest(key);
-    now_.rests = now_.following != nullptr;
+    now_.rests = now_.following != nullptr || (leaves_alone_ && !recording_ && last_plan() == nullptr);
   }
   if (now_.rests && !goes_on_at_rest(key)) {
     stray_from_rest();
@@ -199,8 +199,12 @@ StepPlanner::Known* StepPlanner::plan_at_rest(const Key& first) {
   return &known_.front();
 }
 
-// Whether the storage is one that the plan has next, or a later save of what recipes have begun from.
+// Whether the storage is one that the plan has next, or a later save of what recipes have begun from. Without a plan,
+// whether the step still fits whole.
 bool StepPlanner::goes_on_at_rest(const Key& key) {
+  if (now_.following == nullptr) {
+    return fits_whole(now_.kept + key.bytes);
+  }
   const Signature& expected = now_.following->signature;
   const std::size_t place = next_save(expected, now_.next_at_rest);
   if (place < expected.size() && is_known_at(*now_.following, place, key, /*may_be_smaller=*/true)) {

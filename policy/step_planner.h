@@ -44,7 +44,7 @@ namespace ebb {
 // Where all fits, recipes need not be known. A step rests if all plans that it may be going to follow are of one
 // structure and keep everything, and a step of that structure was measured and kept to the budget. At rest the saves of
 // autograd alone are compared with the plan, without what recipes begin from. A step that strays then tells too little
-// to be looked for, so the next steps do not rest.
+// to be looked for, so the next steps do not rest. Where there are no plans, steps that are left alone rest, too.
 //
 // Other steps may never be alike. So under a budget in bytes, after a recorded step that would have fitted whole, a
 // step without a plan is left alone: a storage is kept as long as all storages of the step so far fit beside the most

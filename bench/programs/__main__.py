@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--within", nargs="+", type=parse_bytes, help="these budgets instead")
     parser.add_argument("--within-managed", nargs="*", type=parse_bytes, default=[], help="of plans that manage, too")
     parser.add_argument("--managed", nargs="*", type=parse_bytes, default=[], help="by hand: manage()'s device_bytes")
-    parser.add_argument("--warm-up", type=int, default=8, help="steps before timing, of plans; default: 8")
+    parser.add_argument("--warm-up", type=int, default=12, help="steps before timing, of plans; default: 12")
     parser.add_argument("--steps", type=int, default=5, help="timed steps; default: 5")
     parser.add_argument("--tiny", action="store_true", help="toy sizes")
     parser.add_argument("--explain", action="store_true", help="put each plan's explanation into the file")

@@ -100,9 +100,10 @@ class Run:
                     row["explained"] = self.program.offloader.explain()
                 if budget is not None:
                     report = self.program.offloader.plan_report()
-                    predicted = report.predicted
-                    row |= {"predicted_ms": predicted.step_ms, "predicted_peak_bytes": predicted.peak_bytes}
-                    if self._flags.records:
+                    if report is not None:  # else steps of which none is alike are left alone, because each fits
+                        predicted = report.predicted
+                        row |= {"predicted_ms": predicted.step_ms, "predicted_peak_bytes": predicted.peak_bytes}
+                    if self._flags.records and report is not None:
                         row["record"] = report.record
         except Exception as error:  # a package that is missing, or too little memory, costs its row only
             row |= {"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"}

@@ -408,6 +408,22 @@ TEST_CASE("at rest a step need not save what recipes begin from, or may save it 
   CHECK_FALSE(planner.rests(value));
 }
 
+TEST_CASE("a step that is left alone rests as long as it fits whole") {
+  StepPlanner planner = with_room_for(100);
+  for (std::uint64_t i = 0; i < StepPlanner::kRecordedSteps; ++i) {
+    CHECK_FALSE(rests(planner, kTen));
+    decided(planner, {{10 + i}, {20}});
+    planner.learn(*planner.recorded_step(), record_of({{10 + i}, {20}}, /*afterwards=*/40));
+  }
+  REQUIRE(rests(planner, kTen));
+  CHECK(planner.rests(kTen));
+  CHECK(planner.rests({.bytes = 15, .operation = "SinBackward0"}));
+  CHECK_FALSE(planner.rests({.bytes = 20, .operation = "SinBackward0"}));
+  CHECK(planner.decide({.bytes = 20, .operation = "SinBackward0"}).decision == kOffload);
+  CHECK_FALSE(rests(planner, kTen));
+  CHECK(planner.recorded_step());
+}
+
 TEST_CASE("at rest a step may not save more than the plan has, whatever recipes begin from") {
   StepPlanner planner = with_room_for(1000);
   const Step step{{.bytes = 10, .operation = std::string(StepPlanner::kNotSaved)}, {10}};
