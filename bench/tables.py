@@ -448,7 +448,7 @@ def programs(paths):
             percent(row["ms_median"] / best["ms_median"] - 1),
         )
         return (
-            row["program"],
+            row["program"] + row["config"].removeprefix(PLANNED),
             f"{row['budget_bytes'] / GB:.2f} GB",
             f"{row['ms_median']:.1f}",
             f"{row['peak_bytes'] / GB:.2f}",
@@ -460,7 +460,7 @@ def programs(paths):
     lines = [
         line(row, [each for each in all_rows if each["program"] == row["program"]])
         for row in all_rows
-        if row["config"] == PLANNED
+        if row["budget_bytes"] is not None
     ]
     return ("program", "budget", "ms/step", "peak GB", "the fastest by hand in as much", "over it", "gradients"), lines
 
