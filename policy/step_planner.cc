@@ -181,7 +181,8 @@ StepPlanner::Known* StepPlanner::plan_at_rest(const Key& first) {
   auto found = known_.end();
   for (auto each = known_.begin(); each != known_.end(); ++each) {
     const std::size_t place = next_save(each->signature, 0);
-    if (!planned(*each) || place == each->signature.size() || !is_known_at(*each, place, first, true)) {
+    if (!planned(*each) || place == each->signature.size() ||
+        !is_known_at(*each, place, first, /*may_be_smaller=*/true)) {
       continue;
     }
     const Plan& plan = *each->plan;

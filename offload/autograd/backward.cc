@@ -59,9 +59,9 @@ void Backward::Pass::begin() {
 Backward::~Backward() {
   if (!in_backward()) {
     OperationLog::wake();
-  }
-  if (OperationLog* const log = OperationLog::here(); log != nullptr && !in_backward() && !log->is_open()) {
-    log->forget();
+    if (OperationLog* const log = OperationLog::here(); log != nullptr && !log->is_open()) {
+      log->forget();
+    }
   }
   const auto& [runtime, step] = pass_->expected;
   if (runtime == nullptr || runtime->forked()) {

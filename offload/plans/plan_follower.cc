@@ -115,9 +115,10 @@ Decision PlanFollower::decide(Candidate& candidate, const c10::Storage& storage,
 }
 
 bool PlanFollower::rests(const Candidate& candidate, SavedStep& step, bool has_recipes) {
-  const std::shared_ptr<ManagedSet> managed = this->managed();  // destroyed after the lock is released
-  const MutexLock lock(mutex_);
   const bool begins = step.begin();
+  const std::shared_ptr<ManagedSet> managed =
+      begins ? this->managed() : nullptr;  // destroyed after the lock is released
+  const MutexLock lock(mutex_);
   if (begins) {
     begin_step_locked(step, managed.get());
     begun_ = &step;
